@@ -69,7 +69,7 @@ void plain_momentum(benchmark::State& state) {
 }
 
 template <class Functor = lamina::mean_abs>
-void accumulate(benchmark::State& state, const lamina::residual_options& options) {
+void accumulate(benchmark::State& state, const lamina::worker_options& options) {
   lamina::residual_accumulator<float> residual(model, options);
   for (std::size_t l = 0; l < model.layers(); ++l) residual.accumulate(l, layer_of(gradients[0], model, l));
   std::size_t turn = 0;

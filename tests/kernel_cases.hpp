@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/detail/buffer.hpp"
+#include "lamina/detail/residual_block.hpp"
 #include "lamina/half.hpp"
 #include "lamina/representative.hpp"
 #include "support.hpp"

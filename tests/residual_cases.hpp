@@ -25,8 +25,8 @@ std::vector<T> copy_of(std::span<const T> values) {
   return {values.begin(), values.end()};
 }
 
-inline lamina::residual_options with_check(lamina::non_finite check, double momentum = 0) {
-  return {.non_finite = check, .momentum = momentum};
+inline lamina::worker_options with_check(lamina::non_finite check, double momentum = 0) {
+  return {.momentum = momentum, .non_finite = check};
 }
 
 /// What a refusal may leave, over the mean magnitude of the block of 4,096 elements.

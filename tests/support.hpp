@@ -19,7 +19,7 @@
 #include "signed_mean.hpp"
 
 /// What several tests share: random models and gradients, and references that are written as literally as
-/// docs/scheme/index.md and reduction.hpp say it.
+/// docs/scheme/index.md and representative.hpp say it.
 namespace lamina_test {
 
 /// A random number in [0, limit), the same on every platform (unlike the distributions of <random>).
@@ -123,7 +123,7 @@ inline double literal_algorithm_1(const std::vector<double>& values, const std::
   return -1;
 }
 
-/// The order of the totals of blocks in reduction.hpp, one level after the other.
+/// The order of the totals of blocks in representative.hpp, one level after the other.
 template <class Combine>
 double literal_total_of_totals(std::vector<double> totals, Combine combine) {
   do {
@@ -159,7 +159,7 @@ inline std::vector<std::size_t> telling_counts_of_totals() {
   return counts;
 }
 
-/// The summation order of reduction.hpp, one element after the other.
+/// The summation order of representative.hpp, one element after the other.
 template <class T, class Map, class Combine>
 double literal_total(std::span<const T> elements, Map map, Combine combine) {
   using lane_type = decltype(map(T{}));

@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "lamina/detail/sources.hpp"
+#include "lamina/detail/loops.hpp"
 #include "method.hpp"
 #include "thresholds.hpp"
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <lamina/adapt/torch.hpp>
 #include <lamina/layout.hpp>
-#include <lamina/tiling.hpp>
 #include <span>
 #include <utility>
 #include <vector>

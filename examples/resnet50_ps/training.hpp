@@ -4,7 +4,7 @@
 #include <bit>
 #include <chrono>
 #include <lamina/adapt/torch.hpp>
-#include <lamina/tiling.hpp>
+#include <lamina/layout.hpp>
 #include <numeric>
 
 #include "data.hpp"

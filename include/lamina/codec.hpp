@@ -11,27 +11,21 @@
 #include <new>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/checksum.hpp"
-#include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
+#include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// The list-[0] codec: a selection and its layers to a frame, and any bytes to a frame or a named error. Read frame.hpp before.
 namespace lamina::inline LAMINA_ABI {
@@ -48,25 +42,22 @@ struct frame_header {
   std::span<const std::byte> user = {};  ///< up to 64 bytes of the caller's
 };
 
-/// Builds frames of one layout, in one run. Allocates when it is made; with a payload type other than as_is also for a
-/// frame larger than all before it.
+/// Builds frames of one layout. Allocates when it is made; with a payload type other than as_is also for a frame larger than all before it.
 template <element T>
 class frame_encoder {
  public:
-  /// \param model  what the frames are of
-  /// \param run    written into them, so that a receiver tells frames of this run from those of another; 0: none
+  /// `run` is written into the frames, so that a receiver tells them from those of another run; 0: none.
   explicit frame_encoder(const layout& model, std::uint32_t run = 0)
       : model_(model),
         run_(run),
         prefix_(detail::wire_header_bytes +
                 detail::padded_bitmap_bytes(model.layers(), detail::most_user_bytes)) {
     if (model.layers() > (std::numeric_limits<std::uint32_t>::max)())
-      detail::raise(std::length_error("a frame has fewer than 2^32 layers"));
+      detail::refuse<std::length_error>("a frame has fewer than 2^32 layers");
     frame_.segments_.reserve(model.layers() + 1);
   }
 
-  /// A frame with the layers that `sent` selects, valid until the next call. On an error, also one that `layer_elements` throws, there is
-  /// no frame any more.
+  /// A frame with the layers that `sent` selects, valid until the next call; after an exception there is no frame.
   ///
   /// \param says            what the header says, and the payload type
   /// \param sent            a selection of the encoder's layout
@@ -75,8 +66,7 @@ class frame_encoder {
   /// \throws std::invalid_argument  a selection of another layout; a span of another size than its layer; parameters to be written as
   ///                                int8 or int4 that hold NaN or infinity; more than 64 user bytes
   ///
-  /// Cost: O(L) and, for a checksum, one read of what is sent. No copy as_is; other payload types are written to a buffer of the
-  /// encoder.
+  /// Cost: O(L) and, for a checksum, one read of what is sent. No copy as_is; other payload types are written to a buffer of the encoder.
   template <class LayerElements>
   const encoded_frame& encode(const frame_header& says, const selection& sent,
                               LayerElements&& layer_elements) {
@@ -85,16 +75,13 @@ class frame_encoder {
     static_assert(
         std::is_lvalue_reference_v<given> || std::ranges::enable_borrowed_range<std::remove_cvref_t<given>>,
         "lamina: the callable gives each layer as a container of its own, which is gone before the frame is "
-        "sent. "
-        "Give a reference or a std::span: [&](std::size_t l) -> const std::vector<float>& { ... }");
+        "sent. Give a reference or a std::span: [&](std::size_t l) -> const std::vector<float>& { ... }");
     std::vector<std::span<const std::byte>> segments = std::move(frame_.segments_);
     forget();
     if (sent.model().fingerprint() != model_.fingerprint())
-      detail::raise(std::invalid_argument("the selection is of another layout than the frame"));
-    if (says.user.size() > detail::most_user_bytes) {
-      detail::raise(std::invalid_argument("a frame takes up to 64 user bytes, got " +
-                                          std::to_string(says.user.size())));
-    }
+      detail::refuse<std::invalid_argument>("the selection is of another layout than the frame");
+    if (says.user.size() > detail::most_user_bytes)
+      detail::refuse<std::invalid_argument>("a frame takes up to 64 user bytes, got ", says.user.size());
     const payload_type type = says.payload;
     prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), says.user.size()),
                    std::byte{0});
@@ -161,10 +148,9 @@ class frame_encoder {
   void convert(frame_kind kind, payload_type type, std::size_t layer, std::span<const T> elements,
                std::byte* to) const {
     if (kind != frame_kind::parameters) return detail::encode_payload(type, elements, to);
-    if (has_blocks(type) && !detail::is_finite_magnitude(detail::largest_magnitude<T>(
-                                elements.size(), detail::read_only<T>{elements.data()}))) {
-      detail::raise(std::invalid_argument("layer '" + model_[layer].name + "' holds NaN or infinity, which " +
-                                          detail::name_of(type) + " cannot say"));
+    if (has_blocks(type) && !detail::are_finite<T>(elements)) {
+      detail::refuse<std::invalid_argument>("layer '", model_[layer].name, "' holds NaN or infinity, which ",
+                                            detail::name_of(type), " cannot say");
     }
     detail::encode_payload<T, detail::rest::is_lost>(type, elements, to);
   }
@@ -280,8 +266,8 @@ struct frame_decoder {
 /// Bytes to a frame of the model's layout. `error` is set to an errc, or to std::errc::not_enough_memory if the index of L + 1 positions
 /// cannot be allocated, and the view returned then has no layers.
 ///
-/// For any bytes whatever: reads only within them, allocates only by the layout, changes nothing. The payload must be aligned for T, as it
-/// is when the bytes begin at a multiple of 64 or of alignof(T). Cost: O(L), and for the checksum one read of the bytes.
+/// Of any bytes it reads nothing outside, and allocates only by the layout. The payload must be aligned for T, as it is when the bytes
+/// begin at a multiple of alignof(T). Cost: O(L), and for the checksum one read of the bytes.
 template <element T>
 frame_view<T> decode(std::span<const std::byte> bytes, const layout& model, std::error_code& error) noexcept {
   frame_view<T> view;
@@ -302,14 +288,12 @@ template <element T>
 template <element T, std::same_as<std::vector<std::byte>> Gone, class... Rest>
 frame_view<T> decode(Gone&&, const layout&, Rest&&...) = delete;
 
-/// What a frame says of itself, before its layout is known: for who reads frames from a stream, serves several models, or
-/// keeps strangers out before memory is taken for them. Looks at the first peek_bytes, 64, and at nothing behind them.
-/// `error` is set to an errc, and the info returned then is empty: truncated, if there are fewer bytes, what decode()
-/// says of the same header, or bad_payload_size, if the frame's size does not fit in std::size_t. Cost: constant, no
-/// allocation.
+/// What a frame says of itself in its first peek_bytes, 64, before its layout is known: for who reads frames from a stream, serves several
+/// models, or keeps strangers out. `error` is set to an errc, and the info returned then is empty: what decode() says of the same header,
+/// or bad_payload_size, if the frame's size does not fit in std::size_t.
 ///
-/// The bytes may come from anybody, and no checksum holds yet: take memory for `size_bytes` only up to
-/// largest_frame_bytes() of the layout that has this fingerprint. What decode() accepts has these fields.
+/// The bytes may come from anybody, and no checksum holds yet: take memory for `size_bytes` only up to largest_frame_bytes() of the layout
+/// that has this fingerprint.
 [[nodiscard]] inline frame_info peek(std::span<const std::byte> first_bytes,
                                      std::error_code& error) noexcept {
   error = errc::truncated;
@@ -346,10 +330,9 @@ template <element T>
 void require_expected(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run) {
   const std::error_code error = expect(frame, kind, step, run);
   if (!error) return;
-  raise(decode_error(error, "frame of sender " + std::to_string(frame.sender()) + ", step " +
-                                std::to_string(frame.step()) + ", run " + std::to_string(frame.run()) +
-                                ", where one of step " + std::to_string(step) + ", run " +
-                                std::to_string(run) + " is expected"));
+  raise(decode_error(
+      error, sentence("frame of sender ", frame.sender(), ", step ", frame.step(), ", run ", frame.run(),
+                      ", where one of step ", step, ", run ", run, " is expected")));
 }
 
 }  // namespace detail
@@ -358,14 +341,11 @@ void require_expected(const frame_view<T>& frame, frame_kind kind, std::uint64_t
 ///
 /// \param bytes       of one frame, aligned as for decode()
 /// \param cut         the model and what its layers are cut into, as in the server: worker::tiles()
-/// \param step        the step that the frame must be of
+/// \param step, run   what the frame must be of; run 0: of none
 /// \param parameters  a tensor to write for each layer of the model
-/// \param run         the run that the frame must be of; 0: of none
 /// \return            the elements that were overwritten
 /// \throws decode_error           the bytes are no such frame
 /// \throws std::invalid_argument  another number of tensors, or one of another size or type; nothing is written then
-///
-/// Cost: as decode(), and a copy of what was sent.
 template <element T, class Tensors>
 std::size_t apply(std::span<const std::byte> bytes, const tiling& cut, std::uint64_t step,
                   Tensors&& parameters, std::uint32_t run = 0) {

@@ -6,28 +6,92 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/rounding.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"
-#include "lamina/tiling.hpp"
 
 /// Which fragments a step sends: the threshold, the ages and the budget of a worker. Read threshold.hpp before, worker.hpp after.
 namespace lamina::inline LAMINA_ABI {
 
-/// Representative values in, a selection out. Keeps the threshold between searches, the step in which each fragment was last
-/// sent, and the allowance of a send_budget. A value that is NaN counts as infinity, so that its fragment is sent first; a
-/// fragment of value 0 is sent only by always_sent, by at_least_every, or where everything is sent.
+/// What decides whether a layer goes out: one text, which host and device both run.
+namespace detail {
+
+/// What the caller says of a layer, whatever its value.
+enum class layer_rule : std::uint8_t {
+  by_value,
+  always,  ///< sent in every step: worker_options::always_sent
+  held,    ///< not sent in this step: select(agreed, held)
+};
+
+/// The same in the search for R: a layer that is held is the first to be dropped, one that is always sent the last.
+LAMINA_HOST_DEVICE constexpr double search_value(double value, layer_rule rule) {
+  if (rule == layer_rule::held) return -infinite_value;
+  if (rule == layer_rule::always) return infinite_value;
+  return ordered_value(value);
+}
+
+/// Whether a threshold that was searched may serve a later step, which does not search. One of infinity may not: layers that are held, or
+/// always sent, were more than the search could part, and it would drop, or send, everything from then on. One of 0 may not: more
+/// than R of the elements were 0, as gradients of a network that begins with zeros are, and once they are not it would send everything.
+LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
+  return magnitude_bits(threshold) != 0 && is_finite(threshold);
+}
+
+/// Elements that a budget allows in a step: what was left over and this step's share, at most one step's share and the largest layer.
+LAMINA_HOST_DEVICE constexpr double grown_allowance(double allowance, double share,
+                                                    std::size_t largest_layer) {
+  const double most = share + static_cast<double>(largest_layer);
+  return allowance + share < most ? allowance + share : most;
+}
+
+/// What is left of an allowance for layers that their values decide on: those that are always sent come first, and layers that max_age
+/// forced out may have left less than nothing.
+LAMINA_HOST_DEVICE constexpr double allowance_by_value(double allowance, std::size_t always_sent_elements) {
+  const double left = allowance - static_cast<double>(always_sent_elements);
+  return left > 0 ? left : 0;
+}
+
+/// Whether a layer goes out for its age alone, `cleared_in` being the step in which it was sent last.
+LAMINA_HOST_DEVICE constexpr bool is_overdue(std::uint64_t step, std::uint64_t cleared_in,
+                                             std::uint64_t max_age) {
+  return max_age > 0 && step - cleared_in >= max_age;
+}
+
+/// The decision of one step, once its threshold is known.
+struct step_decision {
+  std::uint64_t step = 0;                                 // counted from 1
+  double threshold = 0;                                   // λ
+  std::uint64_t max_age = 0;                              // 0: none
+  bool sends_all = false;                                 // R = 0, or R = 1 without a threshold of the user's
+  std::size_t equals_end = static_cast<std::size_t>(-1);  // layers of value λ go out below this index
+
+  /// Whether a layer goes out. A value of 0 sends nothing, whatever the threshold: it would be 0 where such layers hold more than R, and
+  /// everything would go out.
+  LAMINA_HOST_DEVICE constexpr bool sends(std::size_t layer, double value, std::size_t elements,
+                                          std::uint64_t cleared_in, layer_rule rule) const {
+    if (elements == 0 || rule == layer_rule::held) return false;
+    if (sends_all || rule == layer_rule::always) return true;
+    if (is_overdue(step, cleared_in, max_age)) return true;
+    // By bits: -ffast-math takes NaN for 0.
+    if (magnitude_bits(value) == 0) return false;
+    const double ordered = ordered_value(value);
+    return ordered > threshold || (ordered == threshold && layer < equals_end);
+  }
+};
+
+}  // namespace detail
+
+/// Representative values in, a selection out. Keeps the threshold between searches, the step in which each fragment was last sent, and the
+/// allowance of a send_budget. A value that is NaN counts as infinity; a fragment of value 0 is sent only by always_sent, by
+/// at_least_every, or where everything is sent. Throws std::invalid_argument for another number of values or flags than there are
+/// fragments.
 class selector {
  public:
   /// Throws std::invalid_argument, naming the option, for one outside its range.
@@ -38,19 +102,17 @@ class selector {
         sent_in_(cut.fragments().layers()) {
     check_drop_ratio(options.drop_ratio);
     if (options.search_every == 0)
-      detail::raise(std::invalid_argument("search_every must be at least 1 step"));
+      detail::refuse<std::invalid_argument>("search_every must be at least 1 step");
     if (options.threshold && detail::is_nan(*options.threshold))
-      detail::raise(std::invalid_argument("threshold must not be NaN"));
+      detail::refuse<std::invalid_argument>("threshold must not be NaN");
     if (options.send_budget &&
-        (detail::is_nan(*options.send_budget) || !(*options.send_budget > 0 && *options.send_budget <= 1))) {
-      detail::raise(std::invalid_argument("send_budget must lie in (0, 1], got " +
-                                          std::to_string(*options.send_budget)));
-    }
+        (detail::is_nan(*options.send_budget) || !(*options.send_budget > 0 && *options.send_budget <= 1)))
+      detail::refuse<std::invalid_argument>("send_budget must lie in (0, 1], got ", *options.send_budget);
     search_.reserve(fragments().layers());
     for (const std::size_t layer : options.always_sent) {
       if (layer >= cut.model().layers()) {
-        detail::raise(std::invalid_argument("always_sent names layer " + std::to_string(layer) +
-                                            " of a model that has " + std::to_string(cut.model().layers())));
+        detail::refuse<std::invalid_argument>("always_sent names layer ", layer, " of a model that has ",
+                                              cut.model().layers());
       }
       is_always_sent_.resize(fragments().layers());
       for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) is_always_sent_[f] = 1;
@@ -62,9 +124,8 @@ class selector {
   ///
   /// \param step    counted from 1
   /// \param values  the representative value of each fragment; with options.by_score it is multiplied by the fragment's age
-  /// \param held    a flag for each fragment, or none: those of which it is not 0 are dropped, whatever the options say. They
-  ///                count as the first to be dropped within R, take nothing from a budget, and their values are not looked at
-  /// \throws std::invalid_argument  another number of values or flags than there are fragments
+  /// \param held    a flag for each fragment, or none: those of which it is not 0 are dropped, whatever the options say. They count as the
+  ///                first to be dropped within R, take nothing from a budget, and their values are not looked at
   ///
   /// Cost: O(fragments) on average; allocates nothing.
   const selection& decide(std::uint64_t step, std::span<const double> values,
@@ -93,7 +154,7 @@ class selector {
   /// Takes a decision that was made elsewhere, or before the step. Throws std::invalid_argument for one of another layout.
   const selection& take(std::uint64_t step, const selection& sent) {
     if (sent.model().fingerprint() != fragments().fingerprint())
-      detail::raise(std::invalid_argument("begin: the selection is of another layout than the worker's"));
+      detail::refuse<std::invalid_argument>("begin: the selection is of another layout than the worker's");
     if (before_.step != step) {
       begin(step);
       if (options_.send_budget) allowance_ = grown_allowance();
@@ -102,8 +163,8 @@ class selector {
     return sent_;
   }
 
-  /// What values to expect in the next step, to select by before its first gradient: of what the last decision has left in the
-  /// residual, and of a gradient like the mean of those since a fragment was last sent. `expected` is written. Before commit().
+  /// Before commit(): writes the values to expect in the next step, to select by before its first gradient: of what the last decision has
+  /// left in the residual, and of a gradient like the mean of those since a fragment was last sent.
   void forecast(std::uint64_t step, std::span<const double> values, std::span<double> expected) const {
     check_count("forecast", values.size(), "values");
     check_count("forecast", expected.size(), "values to write");
@@ -113,8 +174,8 @@ class selector {
     }
   }
 
-  /// What the last decision selects was sent in `step`, of which something may have been lost: a fragment of which nothing has arrived
-  /// keeps its age. The budget is charged for all that was selected, since it has used the network.
+  /// What the last decision selects was sent in `step`: a fragment of which nothing has arrived keeps its age. The budget is charged for
+  /// all that was selected, since it has used the network.
   void commit(std::uint64_t step, const delivery* arrived = nullptr) {
     if (options_.send_budget) allowance_ -= static_cast<double>(sent_.sent_elements());
     for (const std::size_t f : sent_.sent()) {
@@ -151,8 +212,7 @@ class selector {
     const bool is_ahead = before_.step > step;
     return {is_ahead ? before_.threshold : threshold_, is_ahead ? before_.allowance : allowance_, sent_in_};
   }
-  /// Throws std::invalid_argument, and changes nothing, for ages of another number of fragments. A threshold that the options
-  /// fix is that of the options.
+  /// Throws for ages of another number of fragments. A threshold that the options fix is that of the options.
   void restore(memory saved) {
     check_count("load", saved.sent_in.size(), "ages");
     threshold_ = options_.send_budget ? saved.threshold : options_.threshold.value_or(saved.threshold);
@@ -166,8 +226,8 @@ class selector {
 
   void check_count(const char* call, std::size_t count, const char* what) const {
     if (count == sent_in_.size()) return;
-    detail::raise(std::invalid_argument(std::string(call) + ": " + std::to_string(count) + " " + what +
-                                        " for " + std::to_string(sent_in_.size()) + " fragments"));
+    detail::refuse<std::invalid_argument>(call, ": ", count, " ", what, " for ", sent_in_.size(),
+                                          " fragments");
   }
 
   // Fragments that are always sent come first in a budget: those that leave nothing would drop all others for ever.
@@ -178,9 +238,9 @@ class selector {
       elements += is_always_sent_[f] != 0 ? fragments().sizes()[f] : 0;
     const double share = static_cast<double>(elements) / static_cast<double>(fragments().elements());
     if (elements == 0 || share < *options_.send_budget) return;
-    detail::raise(std::invalid_argument(
-        "always_sent holds " + std::to_string(share) + " of the elements, and send_budget is " +
-        std::to_string(*options_.send_budget) + ": nothing is left for other layers"));
+    detail::refuse<std::invalid_argument>("always_sent holds ", share,
+                                          " of the elements, and send_budget is ", *options_.send_budget,
+                                          ": nothing is left for other layers");
   }
 
   void begin(std::uint64_t step) {
@@ -188,8 +248,8 @@ class selector {
     before_ = {step, threshold_, allowance_};
   }
 
-  // The ratio of a warm-up changes from step to step, and with it what a threshold is for. There is none yet where the step that
-  // was to search was let go undecided.
+  // The ratio of a warm-up changes from step to step, and with it what a threshold is for. There is none yet where the step that was to
+  // search was let go undecided.
   bool searches_in(std::uint64_t step, double ratio) const {
     if (!(ratio > 0) || options_.threshold) return false;
     return (step - 1) % options_.search_every == 0 || step <= options_.warm_up_steps ||

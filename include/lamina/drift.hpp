@@ -12,13 +12,10 @@
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/elementwise.hpp"
-#include "lamina/detail/finite.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
+#include "lamina/drift/flights.hpp"
 #include "lamina/drift/values.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -29,9 +26,7 @@
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/selection.hpp"
-#include "lamina/state/flights.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI {
 
@@ -70,7 +65,7 @@ template <element T, class Representative>
 class drift_compressor {
   static_assert(representative<Representative>,
                 "lamina: the functor of a drift_compressor must have map, combine and finish as "
-                "lamina/reduction.hpp says");
+                "lamina/representative.hpp says");
 
  public:
   /// \param model    what the parameters are, and what x and y have a tensor for each layer of
@@ -411,8 +406,7 @@ class drift_compressor {
                 Local& local) {
     detail::take_pairs(model(), shared, local, written_);
     blocks([&](std::size_t part, std::size_t, std::span<const T> d) {
-      const T largest = detail::largest_magnitude<T>(d.size(), detail::read_only<T>{d.data()});
-      if (detail::is_finite_magnitude(largest)) return;
+      if (detail::are_finite(d)) return;
       const std::size_t layer = cut_.layer_of(part);
       detail::raise(non_finite_gradient(layer, part, model()[layer].name, "the update is not finite"));
     });

@@ -112,7 +112,7 @@ LAMINA_ALWAYS_INLINE V load_widened(const G* from) noexcept {
     if constexpr (std::same_as<T, float> && std::same_as<G, bfloat16>) {
       half_patterns halves;
       std::memcpy(&halves, from, sizeof halves);
-      return std::bit_cast<V>(__builtin_convertvector(halves, vector_of<std::uint32_t>::type) << 16);
+      return std::bit_cast<V>(__builtin_convertvector(halves, vector_of<std::uint32_t>) << 16);
     } else
 #if defined(__F16C__)
         if constexpr (std::same_as<T, float> && std::same_as<G, float16>) {

@@ -5,7 +5,6 @@
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/drift.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -14,7 +13,6 @@
 #include "lamina/options.hpp"
 #include "lamina/outer_step.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/reduction.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 #include "lamina/selection.hpp"
@@ -22,6 +20,5 @@
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"
-#include "lamina/tiling.hpp"
 #include "lamina/version.hpp"
 #include "lamina/worker.hpp"

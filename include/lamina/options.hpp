@@ -5,12 +5,9 @@
 #include <cstdint>
 #include <memory_resource>
 #include <optional>
-#include <stdexcept>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/raise.hpp"
 
 /// What a worker and a server can be told. Nothing here computes.
 namespace lamina::inline LAMINA_ABI {
@@ -59,17 +56,6 @@ enum class non_finite : std::uint8_t {
   skip,
 };
 
-/// How a residual takes gradients.
-struct residual_options {
-  lamina::non_finite non_finite = lamina::non_finite::refuse;
-  /// Momentum correction: u <- m·u + g, a <- a + u, and u is cleared with what is sent. 0: off, and no memory for u.
-  /// Of the pieces that a gradient comes in, only the first of a step multiplies by m: u <- u + g, a <- a + g for the others.
-  /// Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
-  double momentum = 0;
-  /// Where the residual lies; null: in memory of operator new. Must outlive the residual.
-  std::pmr::memory_resource* memory = nullptr;
-};
-
 /// How a worker compresses. The defaults are what to begin with.
 struct worker_options {
   /// R in [0, 1]: the share of the elements to drop in a step. Layers are not split, so at most this share is dropped. 0 turns
@@ -93,8 +79,9 @@ struct worker_options {
   bool by_score = false;
   /// Layers of more elements are decided and sent in fragments of this size: a multiple of 4,096; 0: whole layers.
   std::size_t fragment_elements = 0;
-  /// Momentum correction, in [0, 1): u <- m·u + g, a <- a + u, and u is cleared with what is sent; 0: off. The server then uses
-  /// plain SGD. Source: Deep Gradient Compression, eq. 4 and 5.
+  /// Momentum correction, in [0, 1): u <- m·u + g, a <- a + u, and u is cleared with what is sent; 0: off, and no memory for u. Of the
+  /// pieces that a gradient comes in, only the first of a step multiplies by m: u <- u + g, a <- a + g for the others. The server then
+  /// uses plain SGD. Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
   double momentum = 0;
   lamina::non_finite non_finite = lamina::non_finite::refuse;
   /// How elements are written; what rounding takes away stays in the residual.

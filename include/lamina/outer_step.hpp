@@ -11,15 +11,13 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
-#include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
+#include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"
 
 namespace lamina::inline LAMINA_ABI {
@@ -119,12 +117,8 @@ class outer_step {
   using buffer = std::array<T, detail::block_elements>;
   static constexpr auto largest_number = static_cast<double>((std::numeric_limits<T>::max)());
 
-  static T largest_of(std::span<const T> numbers) {
-    return detail::largest_magnitude<T>(numbers.size(), detail::read_only<T>{numbers.data()});
-  }
-  static bool is_finite(std::span<const T> numbers) {
-    return detail::is_finite_magnitude(largest_of(numbers));
-  }
+  static T largest_of(std::span<const T> numbers) { return static_cast<T>(max_abs()(numbers)); }
+  static bool is_finite(std::span<const T> numbers) { return detail::are_finite(numbers); }
 
   // By what is largest in what comes and in what is kept: an update that overflows is refused before anything is written.
   void check_size(std::size_t part, std::size_t offset, std::span<const T> mean) const {
@@ -133,7 +127,7 @@ class outer_step {
       return kept.empty() ? 0.0
                           : static_cast<double>(largest_of(std::span(kept).subspan(offset, mean.size())));
     };
-    if (detail::is_finite_magnitude(largest)) {
+    if (detail::is_finite(static_cast<double>(largest))) {
       const double mu = options_.momentum;
       const double m = mu * magnitude_of(momentum_) + static_cast<double>(largest);
       const double ahead = momentum_.empty()   ? static_cast<double>(largest)

@@ -64,8 +64,7 @@ namespace detail {
 /// Throws std::invalid_argument for what is none of the types.
 inline void check_payload_type(payload_type type) {
   if (type <= payload_type::int4) return;
-  raise(std::invalid_argument("payload " + std::to_string(static_cast<int>(type)) +
-                              " is none of payload_type"));
+  refuse<std::invalid_argument>("payload ", static_cast<int>(type), " is none of payload_type");
 }
 
 /// As errors name a type with blocks.
@@ -73,8 +72,7 @@ inline std::string name_of(payload_type type) {
   return type == payload_type::int4 ? "int4" : "int8";
 }
 
-// The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is
-// what is left over.
+// The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is what is left over.
 inline constexpr int scale_bias = 127;
 inline constexpr int smallest_scale = -120;  // products stay clear of denormals
 inline constexpr int largest_scale = 120;
@@ -181,9 +179,8 @@ constexpr Half to_half(T x) noexcept {
   return {static_cast<std::uint16_t>((sign & is_number) | (number & is_finite) | (not_finite & ~is_finite))};
 }
 
-/// Calls body(elements, count, begin) for each row of a block's elements, of which there are always as many: the last row is
-/// filled up with zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2
-/// vectorises it.
+/// Calls body(elements, count, begin) for each row of a block's elements, of which there are always as many: the last row is filled up with
+/// zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2 vectorises it.
 template <element T, class Body>
 LAMINA_ALWAYS_INLINE void for_each_row(std::span<const T> from, const Body& body) {
   std::size_t begin = 0;
@@ -232,7 +229,7 @@ LAMINA_ALWAYS_INLINE void narrow_row(const T* row,
 template <half_element Half, element T, rest Rest>
 void encode_half(std::span<const T> from, std::byte* to) noexcept {
   constexpr T most = std::same_as<Half, lamina::float16> ? T(65504) : T(0x1.fep127);
-  for_each_row(from, [&](const T* row, std::size_t count, std::size_t begin) LAMINA_INLINED_LAMBDA {
+  for_each_row(from, [&](const T* row, std::size_t count, std::size_t begin) LAMINA_INLINED {
     std::array<Half, payload_block_elements> halves;
     if (is_row_within(row, most)) [[likely]] {
       narrow_row(row, halves);
@@ -257,7 +254,7 @@ LAMINA_ALWAYS_INLINE void write_each_row(std::span<T> to, const Body& body) {
 
 template <half_element Half, element T>
 void decode_half(const std::byte* from, std::span<T> to) noexcept {
-  write_each_row(to, [&](T* row, std::size_t count, std::size_t begin) LAMINA_INLINED_LAMBDA {
+  write_each_row(to, [&](T* row, std::size_t count, std::size_t begin) LAMINA_INLINED {
     std::array<Half, payload_block_elements> halves = {};
     std::memcpy(halves.data(), from + begin * sizeof(Half), count * sizeof(Half));
     widen_all<payload_block_elements>(halves.data(), row);
@@ -304,7 +301,7 @@ LAMINA_ALWAYS_INLINE std::uint8_t round_block(
 template <payload_type Type, element T, rest Rest>
 void encode_integers(std::span<const T> from, std::byte* to) noexcept {
   std::byte* integers_to = to + payload_blocks(from.size());
-  for_each_row(from, [&](const T* block, std::size_t count, std::size_t) LAMINA_INLINED_LAMBDA {
+  for_each_row(from, [&](const T* block, std::size_t count, std::size_t) LAMINA_INLINED {
     std::array<std::int8_t, payload_block_elements> integers;
     *to++ = std::byte{round_block<Type, T, Rest>(block, integers)};
     const std::size_t bytes = payload_bytes<T>(Type, count) - 1;
@@ -327,7 +324,7 @@ void decode_integers(const std::byte* layer, std::size_t layer_elements, std::si
   const std::byte* scales = layer + begin / payload_block_elements;
   const std::byte* integers =
       layer + payload_blocks(layer_elements) + (Type == payload_type::int4 ? begin / 2 : begin);
-  write_each_row(to, [&](T* row, std::size_t count, std::size_t) LAMINA_INLINED_LAMBDA {
+  write_each_row(to, [&](T* row, std::size_t count, std::size_t) LAMINA_INLINED {
     const T scale = scale_value<T>(std::to_integer<std::uint8_t>(*scales++));
     std::array<std::int8_t, payload_block_elements> each = {};
     const std::size_t bytes = payload_bytes<T>(Type, count) - 1;

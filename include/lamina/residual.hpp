@@ -11,23 +11,15 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
-#include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/gradient.hpp"
-#include "lamina/detail/layer_blocks.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/reduce.hpp"
 #include "lamina/detail/residual_block.hpp"
-#include "lamina/detail/residual_memory.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"
@@ -41,15 +33,15 @@ namespace lamina::inline LAMINA_ABI {
 
 /// The residual a_l of every layer on one worker (the paper's "local cache"): what was computed and not sent yet.
 ///
-/// Holds N elements of T in one flat buffer, zero at first; twice that with momentum. Memory is touched first by the threads
-/// that add the first gradients. Different layers may be used from different threads at a time; const members may be called from
-/// several threads at a time.
+/// N elements of T in one flat buffer, zero at first; twice that with momentum. Memory is touched first by the threads that add the first
+/// gradients. Different layers may be used from different threads at a time; const members may be called from several threads at a time.
+/// Throws std::out_of_range for a layer, or elements, that are not there.
 template <element T>
 class residual_accumulator {
  public:
-  /// Throws std::invalid_argument for a momentum outside [0, 1).
-  explicit residual_accumulator(const layout& model, const residual_options& options = {})
-      : options_(options),
+  /// Of the options non_finite, momentum and memory count. Throws std::invalid_argument for a momentum outside [0, 1).
+  explicit residual_accumulator(const layout& model, const worker_options& options = {})
+      : skips_(options.non_finite == non_finite::skip),
         model_(model),
         momentum_(checked(options.momentum)),
         elements_(model, true, options.memory),
@@ -62,38 +54,31 @@ class residual_accumulator {
   residual_accumulator(const residual_accumulator&) = delete;
   residual_accumulator& operator=(const residual_accumulator&) = delete;
 
-  /// The next gradient of each layer is the first of a step, for which the velocity decays; those that follow it are pieces
-  /// of the same gradient. Without momentum nothing depends on it. Cost: O(L).
+  /// The next gradient of each layer is the first of a step, for which the velocity decays. Without momentum nothing depends on it.
   void begin_step() noexcept {
     for (layer_state& each : layers_) each.has_decayed = false;
   }
 
   /// a_l <- a_l + g_l (eq. 1 of the paper), and the representative value of the sum, in one pass.
   ///
-  /// \param layer           index in the layout
   /// \param gradient        a tensor of n_l elements of T, lamina::float16 or lamina::bfloat16
   /// \param representative  the functor whose value is wanted
-  /// \param execution       runs the blocks of the layer, sequentially unless told otherwise; see execution.hpp
+  /// \param execution       runs the blocks of the layer; see execution.hpp
   /// \param scale           multiplies each element, as a T, before it is added
   /// \return q_l after adding; 0 for an empty layer
-  /// \throws std::out_of_range      no such layer
-  /// \throws std::invalid_argument  the gradient has another size or, at run time, another element type; a scale that is not
-  ///                                finite
+  /// \throws std::invalid_argument  another size or, at run time, another element type; a scale that is not finite
   /// \throws non_finite_gradient    with non_finite::refuse: it holds NaN or infinity, or a sum would overflow
   ///
   /// On any of these errors the residual is as it was; after non_finite_gradient to within the rounding that non_finite::refuse says.
-  /// A residual that is clear is written and not read.
-  /// Deterministic: the same bits on every machine and with any number of threads.
+  /// A residual that is clear is written and not read. The same bits on every machine and with any number of threads.
   template <class Tensor, representative Representative = mean_abs, execution Execution = sequential>
   double accumulate(std::size_t layer, const Tensor& gradient, const Representative& representative = {},
                     const Execution& execution = {}, double scale = 1) {
     model_.check_layer(layer);
     double value = 0;
     const auto only = [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); };
-    const bool is_refused =
-        accumulate_layers(layer, layer + 1, only, std::span(&value, 1), representative, execution, scale)
-            .has_value();
-    if (is_refused) raise_refused(layer, only);
+    if (accumulate_layers(layer, layer + 1, only, std::span(&value, 1), representative, execution, scale))
+      raise_refused(layer, only);
     return value;
   }
 
@@ -103,163 +88,46 @@ class residual_accumulator {
   /// `gradients` is called with a layer and a visitor and calls visitor(std::span<const G>) with the gradient of that layer; more than
   /// once, and from several threads. A layer of which it does not stays as it is: was_given(). `values` gets q_l of these layers. If
   /// `execution` throws itself, what it has not run is run by the calling thread, all layers are added, and the exception goes on to the
-  /// caller, or into `thrown`.
+  /// caller, or into `kept`.
   ///
   /// \return the first layer whose gradient is refused
   template <class Gradients, representative Representative = mean_abs, execution Execution = sequential>
   std::optional<std::size_t> accumulate_layers(std::size_t first, std::size_t last,
                                                const Gradients& gradients, std::span<double> values,
                                                const Representative& representative = {},
-                                               const Execution& execution = {}, double scale = 1,
-                                               std::exception_ptr* thrown = nullptr) {
-    look_at(first, last, gradients, values, scale);
-    std::exception_ptr by_execution;
-    const std::optional<std::size_t> refused = add_all(first, last, gradients, values, representative,
-                                                       execution, static_cast<T>(scale), by_execution);
-#if LAMINA_HAS_EXCEPTIONS
-    if (by_execution && !refused && thrown == nullptr) std::rethrow_exception(by_execution);
-#endif
-    if (thrown != nullptr && !refused) *thrown = by_execution;
-    return refused;
-  }
-  /// Whether the last call had a gradient for it.
-  [[nodiscard]] bool was_given(std::size_t layer) const noexcept {
-    return layers_[layer].is_given;
-  }
-
-  /// The residual of one layer: n_l elements, valid as long as this object. Throws std::out_of_range.
-  [[nodiscard]] std::span<const T> operator[](std::size_t layer) const {
-    model_.check_layer(layer);
-    return elements_.read(layer);
-  }
-
-  /// Beyond the last element of any layer.
-  static constexpr std::size_t to_the_end = static_cast<std::size_t>(-1);
-
-  /// a_l <- 0: what was in it has been sent; or of elements [begin, end) alone, of which the receiver has got no others: those stay, and
-  /// the layer is not clear. Throws std::out_of_range. Cost: O(1) for a whole layer, since the next gradient is written over what is
-  /// there; one write of a range.
-  void clear(std::size_t layer, std::size_t begin = 0, std::size_t end = to_the_end) {
-    check_range(layer, begin, end);
-    elements_.clear(layer, begin, end);
-    if (has_velocity()) velocity_.clear(layer, begin, end);
-  }
-
-  /// a_l <- a_l − what the payload says: it was sent, and what rounding took away stays. Exact. `payload` is all of layer l as it stands
-  /// in a frame that was encoded from this residual. Of elements [begin, end) alone as clear(). Throws std::out_of_range, and
-  /// std::invalid_argument for an int8 or int4 payload whose range does not begin at a multiple of payload_block_elements.
-  void subtract(std::size_t layer, payload_type type, const std::byte* payload, std::size_t begin = 0,
-                std::size_t end = to_the_end) {
-    check_range(layer, begin, end);
-    if (has_blocks(type) && begin % payload_block_elements != 0) {
-      detail::raise(std::invalid_argument("element " + std::to_string(begin) + " of layer '" +
-                                          model_[layer].name + "' does not begin a block of the " +
-                                          detail::name_of(type) + " payload"));
-    }
-    const std::span<T> all = elements_.read(layer);
-    std::array<T, 1024> sent;
-    for (std::size_t at = begin; at < end; at += sent.size()) {
-      const auto rest = all.subspan(at, (std::min)(sent.size(), end - at));
-      detail::decode_payload<T>(type, payload, all.size(), at, std::span(sent).first(rest.size()));
-      detail::subtract_elements(rest.data(), sent.data(), rest.size());
-    }
-    if (has_velocity()) velocity_.clear(layer, begin, end);
-  }
-
-  /// Whether the residual of a layer is zero because it was cleared, or is new. Throws std::out_of_range.
-  [[nodiscard]] bool is_clear(std::size_t layer) const {
-    model_.check_layer(layer);
-    return elements_.is_clear(layer);
-  }
-
-  /// Elements left out so far by non_finite::skip.
-  [[nodiscard]] std::size_t left_out_elements() const noexcept {
-    std::size_t all = 0;
-    for (const layer_state& each : layers_) all += each.left_out;
-    return all;
-  }
-
-  [[nodiscard]] const layout& model() const noexcept {
-    return model_;
-  }
-  [[nodiscard]] const residual_options& options() const noexcept {
-    return options_;
-  }
-
-  /// All of it, for saving: N elements in the order of the layout, and the velocity, N elements or none.
-  [[nodiscard]] std::span<const T> elements() const {
-    return elements_.read();
-  }
-  [[nodiscard]] std::span<const T> velocity() const {
-    return velocity_.read();
-  }
-  [[nodiscard]] bool has_velocity() const noexcept {
-    return momentum_ > 0;
-  }
-  /// Puts saved elements back. Throws std::invalid_argument, before anything is written, unless the sizes are those of
-  /// elements() and velocity() and all numbers are finite.
-  void restore(std::span<const T> elements, std::span<const T> velocity) {
-    if (elements.size() != elements_.size() || velocity.size() != velocity_.size()) {
-      detail::raise(std::invalid_argument("the saved residual has " + std::to_string(elements.size()) +
-                                          " elements and " + std::to_string(velocity.size()) +
-                                          " of velocity, where " + std::to_string(elements_.size()) +
-                                          " and " + std::to_string(velocity_.size()) + " belong"));
-    }
-    for (const auto saved : {elements, velocity}) {
-      const detail::read_only<T> from(saved.data());
-      if (!detail::is_finite_magnitude(detail::largest_magnitude<T>(saved.size(), from)))
-        detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
-    }
-    elements_.write(elements);
-    velocity_.write(velocity);
-    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-      for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block)
-        limits_[block] = block_of(layer, block, T(1)).limit();
-    }
-  }
-
- private:
-  struct layer_state {
-    bool has_decayed = false;  // in this step
-    bool is_given = false;     // a gradient, in the call under way
-    std::size_t left_out = 0;  // elements
-  };
-
-  // Of each block elements are added up to the first whose sum is not below the block's limit, so that what is added does not depend on
-  // threads. What is left of such blocks is looked at before more of it is added.
-  template <class Gradients, class Representative, class Execution>
-  std::optional<std::size_t> add_all(std::size_t first, std::size_t last, const Gradients& gradients,
-                                     std::span<double> values, const Representative& representative,
-                                     const Execution& execution, T scale, std::exception_ptr& thrown) {
-    const bool skips = options_.non_finite == non_finite::skip;
+                                               const Execution& execution = {}, double factor = 1,
+                                               std::exception_ptr* kept = nullptr) {
+    look_at(first, last, gradients, values, factor);
+    const T scale = static_cast<T>(factor);
+    std::exception_ptr thrown;
     std::fill(block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(first)),
               block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(last)), not_added);
     // Runs work(layer, block, elements, gradient) for the blocks of which is_due(note, elements) is true.
     const auto run = [&](const auto& is_due, const auto& work) {
-      const std::exception_ptr by_execution =
-          run_all(first, last, execution, [&](std::size_t layer, std::size_t index, std::size_t end) {
-            gradients(layer, [&](auto from) {
-              for (; index < end; ++index) {
-                const detail::residual_block<T> block = block_of(layer, index, scale);
-                if (is_due(block_notes_[index], block.count)) work(layer, index, block, from);
-              }
-            });
-          });
-      if (by_execution) thrown = by_execution;
+      run_all(first, last, execution, thrown, [&](std::size_t layer, std::size_t index, std::size_t end) {
+        gradients(layer, [&](auto from) {
+          for (; index < end; ++index) {
+            const detail::residual_block<T> block = block_of(layer, index, scale);
+            if (is_due(block_notes_[index], block.count)) work(layer, index, block, from);
+          }
+        });
+      });
     };
     const auto set_total = [&](std::size_t index, const detail::residual_block<T>& block, double total) {
       block_totals_[index] = total;
-      if (!skips) limits_[index] = block.limit(representative, total);
+      if (!skips_) limits_[index] = block.limit(representative, total);
     };
 
+    // Of each block elements are added up to the first whose sum is not below the block's limit, so that what is added does not depend
+    // on threads. What is left of such blocks is looked at before more of it is added.
     std::atomic<bool> has_rest = false;
     const auto is_not_added = [](std::size_t note, std::size_t) { return note == not_added; };
     run(is_not_added, [&](std::size_t, std::size_t index, const auto& block, auto from) {
-      const T limit = skips ? std::numeric_limits<T>::infinity() : limits_[index];
+      const T limit = skips_ ? std::numeric_limits<T>::infinity() : limits_[index];
       auto sums = block.add(from, representative, limit);
-      block_notes_[index] = skips ? std::uint16_t{0} : sums.taken;
+      block_notes_[index] = static_cast<std::uint16_t>(skips_ ? 0 : sums.taken);
       if (sums.taken < block.count) {
-        if (!skips) return has_rest.store(true, std::memory_order_relaxed);
+        if (!skips_) return has_rest.store(true, std::memory_order_relaxed);
         std::tie(sums.total, block_notes_[index]) = block.add_rest(from, sums.taken, representative);
       }
       set_total(index, block, sums.total);
@@ -291,25 +159,123 @@ class residual_accumulator {
     for (std::size_t layer = first; layer < last; ++layer) {
       if (layers_[layer].is_given) values[layer - first] = finished(layer, representative);
     }
+#if LAMINA_HAS_EXCEPTIONS
+    if (thrown && kept == nullptr) std::rethrow_exception(thrown);
+#endif
+    if (kept != nullptr) *kept = thrown;
     return std::nullopt;
   }
+  /// Whether the last call had a gradient for it.
+  [[nodiscard]] bool was_given(std::size_t layer) const noexcept {
+    return layers_[layer].is_given;
+  }
+
+  /// The residual of one layer: n_l elements, valid as long as this object.
+  [[nodiscard]] std::span<const T> operator[](std::size_t layer) const {
+    model_.check_layer(layer);
+    return elements_.read(layer);
+  }
+
+  /// Beyond the last element of any layer.
+  static constexpr std::size_t to_the_end = static_cast<std::size_t>(-1);
+
+  /// a_l <- 0: what was in it has been sent; or of elements [begin, end) alone, of which the receiver has got no others: those stay, and
+  /// the layer is not clear. Cost: O(1) for a whole layer, since the next gradient is written over what is there; one write of a range.
+  void clear(std::size_t layer, std::size_t begin = 0, std::size_t end = to_the_end) {
+    check_range(layer, begin, end);
+    elements_.clear(layer, begin, end);
+    if (has_velocity()) velocity_.clear(layer, begin, end);
+  }
+
+  /// a_l <- a_l − what a payload says of it: it was sent, and what rounding took away stays. Exact. Of elements [begin, end) alone as
+  /// clear(); throws std::invalid_argument for an int8 or int4 payload unless `begin` is a multiple of payload_block_elements.
+  void subtract(std::size_t layer, payload_type type, std::size_t begin = 0, std::size_t end = to_the_end) {
+    check_range(layer, begin, end);
+    if (has_blocks(type) && begin % payload_block_elements != 0) {
+      detail::refuse<std::invalid_argument>("element ", begin, " of layer '", model_[layer].name,
+                                            "' does not begin a block of the ", detail::name_of(type),
+                                            " payload");
+    }
+    if (type == payload_type::as_is) return clear(layer, begin, end);
+    const std::span<T> all = elements_.read(layer);
+    std::array<T, 1024> sent;
+    std::array<std::byte, payload_bytes<T>(payload_type::float16, sent.size())> payload;  // the largest
+    for (std::size_t at = begin; at < end; at += sent.size()) {
+      // Also what lies beyond `end` in the last block, which shares its scale.
+      const auto rest = all.subspan(at, (std::min)(sent.size(), all.size() - at));
+      detail::encode_payload<T>(type, rest, payload.data());
+      detail::decode_payload<T>(type, payload.data(), rest.size(), 0, std::span(sent).first(rest.size()));
+      detail::subtract_elements(rest.data(), sent.data(), (std::min)(rest.size(), end - at));
+    }
+    if (has_velocity()) velocity_.clear(layer, begin, end);
+  }
+
+  /// Whether the residual of a layer is zero because it was cleared, or is new.
+  [[nodiscard]] bool is_clear(std::size_t layer) const {
+    model_.check_layer(layer);
+    return elements_.is_clear(layer);
+  }
+
+  /// Elements left out so far by non_finite::skip.
+  [[nodiscard]] std::size_t left_out_elements() const noexcept {
+    std::size_t all = 0;
+    for (const layer_state& each : layers_) all += each.left_out;
+    return all;
+  }
+
+  [[nodiscard]] const layout& model() const noexcept {
+    return model_;
+  }
+
+  /// All of it, for saving: N elements in the order of the layout, and the velocity, N elements or none.
+  [[nodiscard]] std::span<const T> elements() const {
+    return elements_.read();
+  }
+  [[nodiscard]] std::span<const T> velocity() const {
+    return velocity_.read();
+  }
+  [[nodiscard]] bool has_velocity() const noexcept {
+    return momentum_ > 0;
+  }
+  /// Puts saved elements back. Throws std::invalid_argument, before anything is written, unless the sizes are those of
+  /// elements() and velocity() and all numbers are finite.
+  void restore(std::span<const T> elements, std::span<const T> velocity) {
+    if (elements.size() != elements_.size() || velocity.size() != velocity_.size()) {
+      detail::refuse<std::invalid_argument>("the saved residual has ", elements.size(), " elements and ",
+                                            velocity.size(), " of velocity, where ", elements_.size(),
+                                            " and ", velocity_.size(), " belong");
+    }
+    if (!detail::are_finite<T>(elements) || !detail::are_finite<T>(velocity))
+      detail::refuse<std::invalid_argument>("the saved residual holds NaN or infinity");
+    elements_.write(elements);
+    velocity_.write(velocity);
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+      for (std::size_t block = blocks_.first(layer); block < blocks_.first(layer + 1); ++block)
+        limits_[block] = block_of(layer, block, T(1)).limit();
+    }
+  }
+
+ private:
+  struct layer_state {
+    bool has_decayed = false;  // in this step
+    bool is_given = false;     // a gradient, in the call under way
+    std::size_t left_out = 0;  // elements
+  };
   // Throws unless the call can be carried out: all that can be wrong but for numbers.
   template <class Gradients>
   void look_at(std::size_t first, std::size_t last, const Gradients& gradients, std::span<double> values,
                double scale) {
-    if (first > last || last > model_.layers()) {
-      detail::raise(std::out_of_range("no layers [" + std::to_string(first) + ", " + std::to_string(last) +
-                                      ") among " + std::to_string(model_.layers())));
-    }
+    if (first > last || last > model_.layers())
+      detail::refuse<std::out_of_range>("no layers [", first, ", ", last, ") among ", model_.layers());
     if (values.size() != last - first) {
-      detail::raise(std::invalid_argument("there is room for " + std::to_string(values.size()) +
-                                          " values of " + std::to_string(last - first) + " layers"));
+      detail::refuse<std::invalid_argument>("there is room for ", values.size(), " values of ", last - first,
+                                            " layers");
     }
     constexpr double most = (std::numeric_limits<T>::max)();
     if (!detail::is_finite(scale) || scale < -most || scale > most ||
         (static_cast<T>(scale) == T(0) && scale != 0)) {
-      detail::raise(std::invalid_argument(
-          "the scale of the gradients must be a finite number of their type, got " + std::to_string(scale)));
+      detail::refuse<std::invalid_argument>(
+          "the scale of the gradients must be a finite number of their type, got ", scale);
     }
     for (std::size_t layer = first; layer < last; ++layer) {
       bool& is_given = layers_[layer].is_given;
@@ -323,26 +289,25 @@ class residual_accumulator {
 
   // Runs work(layer, block, end) over all blocks. What an execution that throws leaves behind the calling thread does.
   template <class Execution, class Work>
-  std::exception_ptr run_all(std::size_t first, std::size_t last, const Execution& execution,
-                             const Work& work) {
+  void run_all(std::size_t first, std::size_t last, const Execution& execution,
+               [[maybe_unused]] std::exception_ptr& thrown, const Work& work) const {
 #if LAMINA_HAS_EXCEPTIONS
     try {
-      blocks_.for_each_run(first, last, execution, work);
+      return blocks_.for_each_run(first, last, execution, work);
     } catch (...) {
-      blocks_.for_each_run(first, last, sequential(), work);
-      return std::current_exception();
+      thrown = std::current_exception();
     }
+    blocks_.for_each_run(first, last, sequential(), work);
 #else
     blocks_.for_each_run(first, last, execution, work);
 #endif
-    return nullptr;
   }
 
   template <class Representative>
   double finished(std::size_t layer, const Representative& representative) {
     const std::size_t begin = blocks_.first(layer);
     const std::size_t blocks = blocks_.first(layer + 1) - begin;
-    if (options_.non_finite == non_finite::skip) {
+    if (skips_) {
       for (const std::uint16_t left_out : std::span(block_notes_).subspan(begin, blocks))
         layers_[layer].left_out += left_out;
     }
@@ -356,10 +321,7 @@ class residual_accumulator {
   template <class Gradients>
   void raise_refused(std::size_t layer, const Gradients& gradients) const {
     bool overflows = false;
-    gradients(layer, [&]<class G>(std::span<const G> from) {
-      overflows = detail::is_finite_magnitude(
-          detail::largest_magnitude<T>(from.size(), detail::read_only<T, G>(from.data())));
-    });
+    gradients(layer, [&]<class G>(std::span<const G> from) { overflows = detail::are_finite(from); });
     detail::raise(non_finite_gradient(layer, layer, model_[layer].name,
                                       overflows ? "adding the gradient would overflow the residual"
                                                 : "the gradient holds NaN or infinity"));
@@ -380,7 +342,7 @@ class residual_accumulator {
 
   static T checked(double momentum) {
     if (detail::is_nan(momentum) || !(momentum >= 0 && momentum < 1) || !(static_cast<T>(momentum) < T(1)))
-      detail::raise(std::invalid_argument("momentum must lie in [0, 1), got " + std::to_string(momentum)));
+      detail::refuse<std::invalid_argument>("momentum must lie in [0, 1), got ", momentum);
     return static_cast<T>(momentum);
   }
   void check_range(std::size_t layer, std::size_t begin, std::size_t& end) const {
@@ -388,9 +350,8 @@ class residual_accumulator {
     const std::size_t elements = model_.sizes()[layer];
     if (end == to_the_end) end = elements;
     if (begin > end || end > elements) {
-      detail::raise(std::out_of_range("elements " + std::to_string(begin) + " to " + std::to_string(end) +
-                                      " of layer '" + model_[layer].name + "' are not among its " +
-                                      std::to_string(elements)));
+      detail::refuse<std::out_of_range>("elements ", begin, " to ", end, " of layer '", model_[layer].name,
+                                        "' are not among its ", elements);
     }
   }
 
@@ -398,7 +359,7 @@ class residual_accumulator {
   static constexpr std::uint16_t not_added = 0xffff;
   static_assert(detail::block_elements < not_added);
 
-  residual_options options_;
+  bool skips_;
   layout model_;
   T momentum_;
   detail::residual_memory<T> elements_;

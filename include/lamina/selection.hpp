@@ -6,9 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 
 namespace lamina::inline LAMINA_ABI {
@@ -29,7 +31,7 @@ class selection {
   [[nodiscard]] std::size_t sent_layers() const noexcept { return sent_layers_; }
   [[nodiscard]] std::size_t sent_elements() const noexcept { return sent_elements_; }
 
-  /// A std::forward_iterator by what it can do.
+  /// A std::forward_iterator by what it can do, and the range from it on.
   class sent_iterator {
    public:
     using value_type = std::size_t;
@@ -52,6 +54,8 @@ class selection {
       return before;
     }
     bool operator==(const sent_iterator& other) const noexcept { return layer_ == other.layer_; }
+    [[nodiscard]] sent_iterator begin() const noexcept { return *this; }
+    [[nodiscard]] sent_iterator end() const noexcept { return {bits_, layers_, layers_}; }
 
    private:
     void skip() noexcept {
@@ -69,18 +73,9 @@ class selection {
     std::size_t layer_ = 0;
     std::size_t layers_ = 0;
   };
-  struct sent_range {
-    [[nodiscard]] sent_iterator begin() const noexcept { return first; }
-    [[nodiscard]] sent_iterator end() const noexcept { return last; }
-
-    sent_iterator first;
-    sent_iterator last;
-  };
   /// The indices of the layers sent, ascending, for range-for and the standard algorithms. Valid until the selection changes. Cost of a
   /// walk: O(L / 8) and a step for each layer sent.
-  [[nodiscard]] sent_range sent() const noexcept {
-    return {{bits_.data(), 0, model_.layers()}, {bits_.data(), model_.layers(), model_.layers()}};
-  }
+  [[nodiscard]] sent_iterator sent() const noexcept { return {bits_.data(), 0, model_.layers()}; }
 
   /// The presence bitmap of the wire format: ceil(L / 8) bytes.
   [[nodiscard]] std::span<const std::uint8_t> bitmap() const noexcept { return bits_; }
@@ -106,6 +101,119 @@ class selection {
   std::vector<std::uint8_t> bits_;
   std::size_t sent_layers_ = 0;
   std::size_t sent_elements_ = 0;
+};
+
+/// Elements [begin, end) of one layer.
+struct element_range {
+  std::size_t layer = 0;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+
+  friend bool operator==(const element_range&, const element_range&) = default;
+};
+
+/// Which elements of the layers of a frame have reached its receiver. A layer that was sent is counted in chunks of `chunk_elements`, of
+/// which its last may be shorter, and a chunk arrives whole or is lost. Memory: one bit a chunk, 16 bytes a layer. What takes a layer or a
+/// chunk throws std::out_of_range for one that is not there.
+class delivery {
+ public:
+  /// Everything that `sent` selects has arrived. Throws std::invalid_argument for a chunk size of 0.
+  delivery(const selection& sent, std::size_t chunk_elements) : sent_(sent), chunk_elements_(chunk_elements) {
+    if (chunk_elements == 0) detail::refuse<std::invalid_argument>("a chunk must have at least one element");
+    const std::span<const std::size_t> sizes = sent.model().sizes();
+    layers_.reserve(sizes.size() + 1);
+    std::size_t chunks = 0;
+    for (std::size_t l = 0; l < sizes.size(); ++l) {
+      layers_.push_back({.first_chunk = chunks});
+      if (sent.is_sent(l)) chunks += sizes[l] / chunk_elements + (sizes[l] % chunk_elements != 0);
+    }
+    layers_.push_back({.first_chunk = chunks});
+    is_lost_.resize(chunks);
+  }
+
+  /// One chunk of a layer has not arrived; said twice, it is lost once. Throws std::invalid_argument for a layer that is not sent.
+  void lose(std::size_t layer, std::size_t chunk) {
+    const std::size_t place = place_of(layer, chunk);
+    if (is_lost_[place]) return;
+    is_lost_[place] = true;
+    ++layers_[layer].lost_chunks;
+    ++lost_chunks_;
+    lost_elements_ += (std::min)(chunk_elements_, sent_.model().sizes()[layer] - chunk * chunk_elements_);
+  }
+  /// Throws as lose().
+  [[nodiscard]] bool is_lost(std::size_t layer, std::size_t chunk) const {
+    return is_lost_[place_of(layer, chunk)];
+  }
+  /// Whether nothing was lost.
+  [[nodiscard]] bool is_complete() const noexcept { return lost_chunks_ == 0; }
+
+  [[nodiscard]] std::size_t chunk_elements() const noexcept { return chunk_elements_; }
+  /// The chunks that a layer was sent in, 0 for one that was dropped; and of them, those that are lost.
+  [[nodiscard]] std::size_t chunks(std::size_t layer) const {
+    sent_.model().check_layer(layer);
+    return layers_[layer + 1].first_chunk - layers_[layer].first_chunk;
+  }
+  [[nodiscard]] std::size_t lost_chunks(std::size_t layer) const {
+    sent_.model().check_layer(layer);
+    return layers_[layer].lost_chunks;
+  }
+  /// Those of all layers together, and the elements in them.
+  [[nodiscard]] std::size_t lost_chunks() const noexcept { return lost_chunks_; }
+  [[nodiscard]] std::size_t lost_elements() const noexcept { return lost_elements_; }
+
+  /// Calls consume(begin, end) with the elements of a layer that have arrived, as ranges that are as long as can be, ascending; and with
+  /// those that are lost. A layer that was dropped gives none of either. Cost: a step for each chunk.
+  template <class Consume>
+  void for_each_delivered(std::size_t layer, Consume&& consume) const {
+    for_each_run(layer, false, consume);
+  }
+  template <class Consume>
+  void for_each_lost(std::size_t layer, Consume&& consume) const {
+    for_each_run(layer, true, consume);
+  }
+
+  /// What the frame held.
+  [[nodiscard]] const selection& sent() const noexcept { return sent_; }
+
+ private:
+  struct layer_chunks {
+    std::size_t first_chunk = 0;  // counted through all layers sent
+    std::size_t lost_chunks = 0;
+  };
+
+  std::size_t place_of(std::size_t layer, std::size_t chunk) const {
+    const std::size_t in_layer = chunks(layer);
+    if (sent_.is_dropped(layer))
+      detail::refuse<std::invalid_argument>("layer '", sent_.model()[layer].name, "' was not sent");
+    if (chunk >= in_layer) {
+      detail::refuse<std::out_of_range>("chunk ", chunk, " is out of range: layer '",
+                                        sent_.model()[layer].name, "' was sent in ", in_layer);
+    }
+    return layers_[layer].first_chunk + chunk;
+  }
+
+  template <class Consume>
+  void for_each_run(std::size_t layer, bool lost, Consume& consume) const {
+    const std::size_t in_layer = chunks(layer);
+    const auto first = is_lost_.begin() + static_cast<std::ptrdiff_t>(layers_[layer].first_chunk);
+    const auto last = first + static_cast<std::ptrdiff_t>(in_layer);
+    const auto element = [&](auto chunk) {
+      return (std::min)(static_cast<std::size_t>(chunk - first) * chunk_elements_,
+                        sent_.model().sizes()[layer]);
+    };
+    for (auto begin = std::find(first, last, lost); begin != last;) {
+      const auto end = std::find(begin, last, !lost);
+      consume(element(begin), element(end));
+      begin = std::find(end, last, lost);
+    }
+  }
+
+  selection sent_;
+  std::size_t chunk_elements_;
+  std::vector<layer_chunks> layers_;  // L + 1
+  std::vector<bool> is_lost_;         // of each chunk
+  std::size_t lost_chunks_ = 0;
+  std::size_t lost_elements_ = 0;
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -8,16 +8,13 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "lamina/codec.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
-#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
@@ -26,12 +23,11 @@
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// A parameter server: frames of gradients in, their mean, and to each worker the layers that were updated since its last reply.
 namespace lamina::inline LAMINA_ABI {
 
-/// A frame for one worker, and what the server needs to hear of when it has arrived.
+/// A frame for one worker.
 class server_reply {
  public:
   /// Header and layers, where they lie: valid until this worker's next reply, or the next update.
@@ -43,7 +39,7 @@ class server_reply {
   [[nodiscard]] std::vector<std::byte> to_bytes() const { return frame_->to_bytes(); }
   /// The fragments in it.
   [[nodiscard]] const selection& sent() const noexcept { return *sent_; }
-  /// For server::commit().
+  /// What server::commit() hears of when it has arrived.
   [[nodiscard]] std::uint64_t clock() const noexcept { return clock_; }
 
  private:
@@ -68,8 +64,8 @@ class server_reply {
 ///       if (send(w, reply)) server.commit(w, reply.clock());
 ///     }
 ///
-/// Before the first step workers() are all senders, and their first reply holds every layer. One thread at a time. Mistakes throw
-/// and change nothing; bytes from outside never do: add() returns an error.
+/// Before the first step workers() are all senders, and their first reply holds every layer. One thread at a time. Mistakes throw and
+/// change nothing, std::out_of_range for a worker that is none; bytes from outside never throw: add() returns an error.
 template <element T>
 class server {
  public:
@@ -82,10 +78,10 @@ class server {
         updated_at_(fragments().layers(), 1),
         step_(options_.first_step) {
     if (options_.nodes.empty()) options_.nodes.assign(options_.workers, 1);
-    if (options_.nodes.empty()) detail::raise(std::invalid_argument("a server needs at least one worker"));
+    if (options_.nodes.empty()) detail::refuse<std::invalid_argument>("a server needs at least one worker");
     for (std::size_t s = 0; s < options_.nodes.size(); ++s) {
       if (options_.nodes[s] == 0)
-        detail::raise(std::invalid_argument("nodes: sender " + std::to_string(s) + " stands for no worker"));
+        detail::refuse<std::invalid_argument>("nodes: sender ", s, " stands for no worker");
       to_reply_.push_back(s);
     }
     senders_.resize(options_.nodes.size());
@@ -120,22 +116,21 @@ class server {
   /// The fragments that the frames hold which are there.
   [[nodiscard]] const selection& arrived() const noexcept { return arrived_; }
 
-  /// Gives the mean gradient of each layer that arrived, and begins the next step. Layers that did not arrive are to be left as they
-  /// are, optimizer state included. Throws std::logic_error if no frame is there.
+  /// Gives the mean gradient of each layer that arrived, and begins the next step. Layers that did not arrive are to be left as they are,
+  /// optimizer state included. Throws std::logic_error if no frame is there.
   ///
   /// `consume(layer, begin, mean)` gets up to 4,096 elements of `layer` from element `begin` on, valid during the call; blocks of a
-  /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these, and does not
-  /// throw. What it throws otherwise goes on to the caller, and the step is over all the same: no block is given twice, the blocks that
-  /// were not given are lost, and replies hold every layer that arrived, as the parameters are.
+  /// fragment are consecutive, those of one thread too. With an execution of several threads it is called from these, and does not throw.
+  /// What it throws otherwise goes on to the caller, and the step is over all the same: the blocks that were not given are lost, and
+  /// replies hold every layer that arrived, as the parameters are.
   ///
-  /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders,
-  /// whatever the order of arrival. Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all
-  /// senders. Called before complete(), the mean is over the senders that are there; of the others frames of this step are refused from
-  /// then on, they do not commit, and what they hold comes later.
+  /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders.
+  /// Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all senders. Called before complete(),
+  /// frames of this step from the other senders are refused from then on; they do not commit, and what they hold comes later.
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
     if (std::ranges::none_of(senders_, &sender::came))
-      detail::raise(std::logic_error("update: no frame of step " + std::to_string(step_) + " is there"));
+      detail::refuse<std::logic_error>("update: no frame of step ", step_, " is there");
     const std::size_t workers = begin_update();
     const std::span<const frame_view<T>* const> all = summed_;
     // Asynchronous, each frame alone.
@@ -150,11 +145,11 @@ class server {
   /// Who waits for a reply: after an update, in the synchronous case everybody.
   [[nodiscard]] std::span<const std::size_t> workers() const noexcept { return to_reply_; }
 
-  /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer.
-  /// Workers that have seen the same share one. Points into the parameters, unless options.payload rounds.
+  /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer. Workers
+  /// that have seen the same share one. Points into the parameters, unless options.payload rounds.
   ///
   /// `parameters` is a range with a tensor for each layer of the model, the same for all workers and unchanged since the update. Throws
-  /// std::out_of_range, and std::invalid_argument for a tensor of another size or type, and for NaN or infinity as int8 or int4.
+  /// std::invalid_argument for a tensor of another size or type, and for NaN or infinity as int8 or int4.
   template <detail::indexed Parameters>
   [[nodiscard]] server_reply reply(std::size_t worker, const Parameters& parameters) {
     sender& to = senders_.at(worker);
@@ -171,23 +166,22 @@ class server {
     to.replied = clock_;
     return {to.out->encoder.frame(), to.out->sent, clock_};
   }
-  /// The reply of this clock has reached the worker. Replies may be acknowledged in any order, or not at all: what a worker is not
-  /// known to have is in its next reply. A reply from before forget(), or older than one that was committed, changes nothing.
-  /// Throws std::out_of_range, and std::invalid_argument for a clock that no reply to this worker had.
+  /// The reply of this clock has reached the worker. Replies may be acknowledged in any order, or not at all: what a worker is not known to
+  /// have is in its next reply. A reply from before forget(), or older than one that was committed, changes nothing. Throws
+  /// std::invalid_argument for a clock that no reply to this worker had.
   void commit(std::size_t worker, std::uint64_t clock) {
     sender& to = replied_to(worker, clock);
     if (clock < to.seen || clock < to.forgotten) return;
     to.seen = clock;
     to.pending.clear();
   }
-  /// The last reply has reached the worker in part, together with all that was pending(). Throws also std::invalid_argument,
-  /// changing nothing, for the clock of another reply, and for the delivery of another selection.
+  /// The last reply has reached the worker in part, together with all that was pending(). Throws std::invalid_argument also for the clock
+  /// of another reply, and for the delivery of another selection.
   void commit(std::size_t worker, std::uint64_t clock, const delivery& arrived) {
     sender& to = replied_to(worker, clock);
     if (clock < to.forgotten) return;
     if (!to.out || to.out->clock != clock)
-      detail::raise(
-          std::invalid_argument("commit: the last reply had not the clock " + std::to_string(clock)));
+      detail::refuse<std::invalid_argument>("commit: the last reply had not the clock ", clock);
     detail::check_delivery("commit", arrived, to.out->sent, options_.payload);
     std::vector<element_range> lost;
     for (const std::size_t f : arrived.sent().sent())
@@ -195,14 +189,14 @@ class server {
     to.pending = std::move(lost);
     to.seen = clock;
   }
-  /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses; what its next reply does
-  /// not hold is to be sent with it, out of the parameters as they are. Stays until a commit. Throws std::out_of_range.
+  /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses; what its next reply does not hold
+  /// is to be sent with it, out of the parameters as they are. Stays until a commit.
   [[nodiscard]] std::span<const element_range> pending(std::size_t worker) const {
     return senders_.at(worker).pending;
   }
 
   /// The worker was restarted and has nothing: its next reply holds every layer, its frames that are not in an update yet are gone, and
-  /// asynchronous its next frame may be of any step. Throws std::out_of_range.
+  /// asynchronous its next frame may be of any step.
   void forget(std::size_t worker) {
     sender& of = senders_.at(worker);
     of.forgotten = ++clock_;  // so that its replies from now on have other clocks
@@ -211,7 +205,7 @@ class server {
     of.out.reset();
     of.taken = 0;
     of.in_progress = of.came = false;
-    keep(to_front([&](const frame_view<T>& each) { return each.sender() != worker; }));
+    keep([&](const frame_view<T>& each) { return each.sender() != worker; });
     release();
   }
 
@@ -307,22 +301,19 @@ class server {
     }
   }
 
-  // Puts the frames of which it holds before the others, both in the order of arrival, and counts them.
+  // Of the frames that are there those of which it holds stay. The others lie behind them until release() or the next frame; both in the
+  // order of arrival.
   template <class Predicate>
-  std::size_t to_front(const Predicate& holds) {
-    std::size_t front = 0;
+  void keep(const Predicate& holds) {
+    std::size_t kept = 0;
+    arrived_.clear();
     for (std::size_t i = 0; i < count_; ++i) {
       if (!holds(frames_[i]->view)) continue;
+      send_layers_of(frames_[i]->view, arrived_);
       const auto at = frames_.begin() + static_cast<std::ptrdiff_t>(i);
-      std::rotate(frames_.begin() + static_cast<std::ptrdiff_t>(front++), at, at + 1);
+      std::rotate(frames_.begin() + static_cast<std::ptrdiff_t>(kept++), at, at + 1);
     }
-    return front;
-  }
-  // What lies beyond is gone, and stays where it is until release() or the next frame.
-  void keep(std::size_t count) {
-    count_ = count;
-    arrived_.clear();
-    for (std::size_t i = 0; i < count_; ++i) send_layers_of(frames_[i]->view, arrived_);
+    count_ = kept;
   }
   void release() noexcept {
     for (std::size_t i = count_; i < frames_.size(); ++i) frames_[i]->bytes = {};
@@ -337,12 +328,11 @@ class server {
       return !from.in_progress || each.step() != from.taken;
     };
     const std::size_t came = count_;
-    const std::size_t front =
-        to_front([&](const frame_view<T>& each) { return is_complete(each) != options_.asynchronous; });
-    keep(options_.asynchronous ? front : 0);
+    keep([&](const frame_view<T>& each) { return options_.asynchronous && !is_complete(each); });
     summed_.clear();
     updated_.clear();
-    for (std::size_t i = count_; i < (options_.asynchronous ? came : front); ++i) {
+    for (std::size_t i = count_; i < came; ++i) {
+      if (!is_complete(frames_[i]->view)) continue;
       summed_.push_back(&frames_[i]->view);
       send_layers_of(frames_[i]->view, updated_);
     }
@@ -401,7 +391,7 @@ class server {
   sender& replied_to(std::size_t worker, std::uint64_t clock) {
     sender& to = senders_.at(worker);
     if (clock == 0 || clock > to.replied)
-      detail::raise(std::invalid_argument("commit: no reply had the clock " + std::to_string(clock)));
+      detail::refuse<std::invalid_argument>("commit: no reply had the clock ", clock);
     return to;
   }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <concepts>
 #include <cstddef>
@@ -13,24 +14,22 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/checksum.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"
 #include "lamina/threshold.hpp"
 
-/// A worker's memory as bytes, for a checkpoint: little-endian, with the layout's fingerprint and a checksum. worker::save() and
-/// load() call this. And the states of many workers as one: elastic restarts.
+/// A worker's memory as bytes, for a checkpoint: little-endian, with the layout's fingerprint and a checksum. And the states of many
+/// workers as one: elastic restarts.
 namespace lamina::inline LAMINA_ABI::detail {
 
 inline constexpr std::uint32_t state_magic = 0x534d4cf5;  // the bytes F5 'L' 'M' 'S'
@@ -54,30 +53,10 @@ struct state_header {
 };
 static_assert(sizeof(state_header) == 64 && std::is_trivially_copyable_v<state_header>);
 
-template <class Value>
-void append(std::vector<std::byte>& bytes, std::span<const Value> values) {
-  const std::size_t end = bytes.size();
-  bytes.resize(end + values.size_bytes());
-  if (!values.empty()) std::memcpy(bytes.data() + end, values.data(), values.size_bytes());
-}
-
-template <class Value>
-Value value_at(std::span<const std::byte> bytes, std::size_t index) {
-  Value value;
-  std::memcpy(&value, bytes.data() + index * sizeof value, sizeof value);
-  return value;
-}
-
-template <class Value>
-std::vector<Value> values_of(std::span<const std::byte> bytes) {
-  std::vector<Value> values(bytes.size() / sizeof(Value));
-  if (!values.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
-  return values;
-}
-
-template <element T>
-bool are_finite(std::span<const T> numbers) {
-  return is_finite_magnitude(largest_magnitude<T>(numbers.size(), read_only<T>{numbers.data()}));
+template <class Numbers>
+void append(std::vector<std::byte>& bytes, const Numbers& numbers) {
+  const auto values = std::as_bytes(std::span(numbers));
+  bytes.insert(bytes.end(), values.begin(), values.end());
 }
 
 // The header's own checksum field counts as zero.
@@ -101,83 +80,91 @@ void seal_state(std::vector<std::byte>& bytes, state_header header, const layout
   std::memcpy(bytes.data(), &header, sizeof header);
 }
 
-// The parts of a state that was checked, in its bytes, where they need not be aligned.
-struct state_view {
-  state_header header;
-  std::span<const std::byte> sent_in;
-  std::span<const std::byte> expected;
-  std::span<const std::byte> elements;
-  std::span<const std::byte> velocity;
-
-  bool has_velocity() const noexcept { return (header.flags & state_flag_velocity) != 0; }
-  selector::memory memory() const {
-    return {header.threshold, header.allowance, values_of<std::uint64_t>(sent_in)};
+// Of any bytes. `name` stands in the errors.
+class state_reader {
+ public:
+  // Refuses a header whose fields are not those of `model`, and flags that are not allowed.
+  state_reader(std::span<const std::byte> bytes, std::uint32_t magic, std::uint8_t element_type,
+               unsigned allowed_flags, const layout& model, std::string name)
+      : name_(std::move(name)) {
+    refuse_if(bytes.size() < sizeof header, errc::truncated);
+    std::memcpy(&header, bytes.data(), sizeof header);
+    rest_ = body_ = bytes.subspan(sizeof header);
+    refuse_if(header.magic != magic, errc::bad_magic);
+    refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version);
+    refuse_if(header.element_type != element_type, errc::wrong_element_type);
+    refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(),
+              errc::wrong_layout);
+    refuse_if((header.flags & ~allowed_flags) != 0, errc::nonzero_reserved);
   }
+
+  void refuse_if(bool is_bad, errc code) const {
+    if (is_bad) raise(decode_error(make_error_code(code), name_));
+  }
+  // The next numbers. By their count, as their bytes may not fit in std::size_t.
+  template <class Value>
+  std::vector<Value> numbers(std::uint64_t count) {
+    refuse_if(rest_.size() / sizeof(Value) < count, errc::truncated);
+    std::vector<Value> values(static_cast<std::size_t>(count));
+    const std::size_t bytes = values.size() * sizeof(Value);
+    if (bytes > 0) std::memcpy(values.data(), rest_.data(), bytes);
+    rest_ = rest_.subspan(bytes);
+    return values;
+  }
+  void check_sum() const {
+    const bool has_checksum = (header.flags & state_flag_checksum) != 0;
+    refuse_if(header.checksum != (has_checksum ? state_checksum(header, body_) : 0), errc::checksum_mismatch);
+    if (is_nan(header.threshold) || !is_finite(header.allowance))
+      refuse<std::invalid_argument>(name_, ": the threshold or the allowance is not a number");
+  }
+  void check_end() const { refuse_if(!rest_.empty(), errc::trailing_bytes); }
+
+  state_header header;
+
+ private:
+  std::string name_;
+  std::span<const std::byte> body_;
+  std::span<const std::byte> rest_;
 };
 
-// `name` stands in the errors.
-inline void refuse_if(bool is_bad, errc code, const std::string& name) {
-  if (is_bad) raise(decode_error(make_error_code(code), name));
-}
+// Means over states that come one after the other. What all agree on stays as it is, which the sum over W, rounded, need not give back.
+template <class Number>
+class means_of_states {
+ public:
+  void add(std::span<const Number> next) {
+    if (++states_ == 1) {
+      first_.assign(next.begin(), next.end());
+      sums_ = first_;
+      agree_.assign(next.size(), 1);
+      return;
+    }
+    for (std::size_t i = 0; i < next.size(); ++i) {
+      // Bits, since NaN equals everything under -ffast-math.
+      agree_[i] &= std::bit_cast<bits_of<Number>>(next[i]) == std::bit_cast<bits_of<Number>>(first_[i]);
+      sums_[i] += next[i];
+    }
+  }
+  Number operator[](std::size_t i) const {
+    return agree_[i] ? first_[i] : sums_[i] / static_cast<Number>(states_);
+  }
+  std::vector<Number> all() const {
+    std::vector<Number> means(sums_.size());
+    for (std::size_t i = 0; i < means.size(); ++i) means[i] = (*this)[i];
+    return means;
+  }
 
-// The header of such bytes, if its fields are those of `model` and its flags are known.
-inline state_header read_state_header(std::span<const std::byte> bytes, std::uint32_t magic,
-                                      std::uint8_t element_type, unsigned allowed_flags, const layout& model,
-                                      const std::string& name) {
-  state_header header;
-  refuse_if(bytes.size() < sizeof header, errc::truncated, name);
-  std::memcpy(&header, bytes.data(), sizeof header);
-  refuse_if(header.magic != magic, errc::bad_magic, name);
-  refuse_if(header.version == 0 || header.version > state_header{}.version, errc::unsupported_version, name);
-  refuse_if(header.element_type != element_type, errc::wrong_element_type, name);
-  refuse_if(header.fingerprint != model.fingerprint() || header.layers != model.layers(), errc::wrong_layout,
-            name);
-  refuse_if((header.flags & ~allowed_flags) != 0, errc::nonzero_reserved, name);
-  return header;
-}
+ private:
+  std::vector<Number> first_;
+  std::vector<Number> sums_;
+  std::vector<char> agree_;
+  std::size_t states_ = 0;
+};
 
-inline void check_state(const state_header& header, std::span<const std::byte> body,
-                        const std::string& name) {
-  const bool has_checksum = (header.flags & state_flag_checksum) != 0;
-  refuse_if(header.checksum != (has_checksum ? state_checksum(header, body) : 0), errc::checksum_mismatch,
-            name);
-  if (is_nan(header.threshold) || !is_finite(header.allowance))
-    raise(std::invalid_argument(name + ": the threshold or the allowance is not a number"));
-}
-
-// The next numbers of a body, of which `rest` is what comes behind them. By their count: their bytes may not fit in std::size_t.
-template <class Value>
-std::span<const std::byte> take_bytes(std::span<const std::byte>& rest, std::uint64_t count,
-                                      const std::string& name) {
-  refuse_if(rest.size() / sizeof(Value) < count, errc::truncated, name);
-  const auto taken = rest.first(static_cast<std::size_t>(count) * sizeof(Value));
-  rest = rest.subspan(taken.size());
-  return taken;
-}
-
-// `has_velocity` says whether the state must hold velocity, or must not.
-template <element T>
-state_view read_state(std::span<const std::byte> bytes, const layout& model, std::optional<bool> has_velocity,
-                      const std::string& name) {
-  state_view view;
-  view.header =
-      read_state_header(bytes, state_magic, element_code<T>,
-                        state_flag_checksum | state_flag_velocity | state_flag_expected, model, name);
-  const state_header& header = view.header;
-  refuse_if(header.elements != model.elements(), errc::wrong_layout, name);
-  refuse_if(view.has_velocity() != has_velocity.value_or(view.has_velocity()), errc::other_momentum, name);
-  const bool has_expected = (header.flags & state_flag_expected) != 0;
-  std::span<const std::byte> rest = bytes.subspan(sizeof header);
-  view.sent_in = take_bytes<std::uint64_t>(rest, model.layers(), name);
-  view.expected = take_bytes<double>(rest, has_expected ? model.layers() : 0, name);
-  view.elements = take_bytes<T>(rest, model.elements(), name);
-  view.velocity = take_bytes<T>(rest, view.has_velocity() ? model.elements() : 0, name);
-  refuse_if(!rest.empty(), errc::trailing_bytes, name);
-  check_state(header, bytes.subspan(sizeof header), name);
-  for (std::size_t l = 0; l < model.layers(); ++l)
-    refuse_if(value_at<std::uint64_t>(view.sent_in, l) > header.step, errc::impossible_age, name);
-  return view;
-}
+// Ranges of bytes that outlive the loop over them.
+template <class States>
+concept saved_states = std::ranges::input_range<const States> &&
+    std::ranges::borrowed_range<std::ranges::range_reference_t<const States>> &&
+    std::convertible_to<std::ranges::range_reference_t<const States>, std::span<const std::byte>>;
 
 }  // namespace lamina::inline LAMINA_ABI::detail
 
@@ -201,21 +188,20 @@ std::vector<std::byte> save_state(const layout& fragments, const selector::memor
       (!velocity.empty() && velocity.size() != fragments.elements()) ||
       memory.sent_in.size() != fragments.layers() ||
       (!expected.empty() && expected.size() != fragments.layers())) {
-    detail::raise(std::invalid_argument(
-        "save_state: the residual, the velocity or the numbers are of another model than one of " +
-        std::to_string(fragments.elements()) + " elements in " + std::to_string(fragments.layers()) +
-        " fragments"));
+    detail::refuse<std::invalid_argument>(
+        "save_state: the residual, the velocity or the numbers are of another model than one of ",
+        fragments.elements(), " elements in ", fragments.layers(), " fragments");
   }
   for (const std::span<const T> numbers : {residual, velocity}) {
     for (std::size_t f = 0; f < fragments.layers() && !numbers.empty(); ++f) {
       if (detail::are_finite<T>(numbers.subspan(fragments.offset(f), fragments.sizes()[f]))) continue;
-      detail::raise(std::domain_error(
-          "save: the " + std::string(numbers.data() == residual.data() ? "residual" : "velocity") +
-          " of layer '" + fragments[f].name + "' holds NaN or infinity"));
+      detail::refuse<std::domain_error>("save: the ",
+                                        numbers.data() == residual.data() ? "residual" : "velocity",
+                                        " of layer '", fragments[f].name, "' holds NaN or infinity");
     }
   }
   std::vector<std::byte> bytes(sizeof(detail::state_header));
-  detail::append(bytes, std::span<const std::uint64_t>(memory.sent_in));
+  detail::append(bytes, memory.sent_in);
   detail::append(bytes, expected);
   detail::append(bytes, residual);
   detail::append(bytes, velocity);
@@ -237,114 +223,94 @@ struct saved_state {
   std::vector<double> expected;  ///< may be empty
 };
 
-/// Reads them; `with_momentum` says whether they must hold velocity, or must not. Throws decode_error with the errc that says why they
-/// are refused, and std::invalid_argument for numbers that are not finite.
+/// Reads them; `with_momentum` says whether they must hold velocity, or must not; none: as they like. Throws decode_error, and
+/// std::invalid_argument for numbers that are not finite; `name` stands in both.
 template <element T>
 [[nodiscard]] saved_state<T> read_state(std::span<const std::byte> bytes, const layout& fragments,
-                                        bool with_momentum) {
-  const detail::state_view state = detail::read_state<T>(bytes, fragments, with_momentum, "saved state");
-  saved_state<T> saved{state.memory(), detail::values_of<T>(state.elements),
-                       detail::values_of<T>(state.velocity), state.header.step,
-                       detail::values_of<double>(state.expected)};
+                                        std::optional<bool> with_momentum,
+                                        const std::string& name = "saved state") {
+  constexpr unsigned flags =
+      detail::state_flag_checksum | detail::state_flag_velocity | detail::state_flag_expected;
+  detail::state_reader from(bytes, detail::state_magic, detail::element_code<T>, flags, fragments, name);
+  const detail::state_header& header = from.header;
+  const bool has_velocity = (header.flags & detail::state_flag_velocity) != 0;
+  const bool has_expected = (header.flags & detail::state_flag_expected) != 0;
+  from.refuse_if(header.elements != fragments.elements(), errc::wrong_layout);
+  from.refuse_if(has_velocity != with_momentum.value_or(has_velocity), errc::other_momentum);
+  saved_state<T> saved;
+  saved.step = header.step;
+  saved.memory = {header.threshold, header.allowance, from.numbers<std::uint64_t>(header.layers)};
+  saved.expected = from.numbers<double>(has_expected ? header.layers : 0);
+  saved.residual = from.numbers<T>(header.elements);
+  saved.velocity = from.numbers<T>(has_velocity ? header.elements : 0);
+  from.check_end();
+  from.check_sum();
+  for (const std::uint64_t sent_in : saved.memory.sent_in)
+    from.refuse_if(sent_in > header.step, errc::impossible_age);
   if (!detail::are_finite<T>(saved.residual) || !detail::are_finite<T>(saved.velocity))
-    detail::raise(std::invalid_argument("the saved residual holds NaN or infinity"));
+    detail::refuse<std::invalid_argument>(name, " holds NaN or infinity");
   return saved;
 }
 
-namespace detail {
-
-// The mean of value_of(state) over the states. Where all agree it is that value, which the sum over W, rounded, need not give back.
-template <class Value>
-auto mean_over(std::span<const state_view> states, const Value& value_of) {
-  const auto first = value_of(states[0]);
-  auto sum = first;
-  using bits = bits_of<decltype(sum)>;
-  bool all_agree = true;
-  for (const state_view& state : states.subspan(1)) {
-    const auto value = value_of(state);
-    sum += value;
-    // Bits, since NaN equals everything under -ffast-math.
-    all_agree &= std::bit_cast<bits>(value) == std::bit_cast<bits>(first);
-  }
-  return all_agree ? first : sum / static_cast<decltype(sum)>(states.size());
-}
-
-// The same for each number of one part of the states.
-template <class T>
-std::vector<T> means_of(std::span<const state_view> states, std::span<const std::byte> state_view::*part) {
-  std::vector<T> means((states[0].*part).size() / sizeof(T));
-  for (std::size_t i = 0; i < means.size(); ++i)
-    means[i] = mean_over(states, [&](const state_view& each) { return value_at<T>(each.*part, i); });
-  return means;
-}
-
-// Ranges of bytes that outlive the loop over them.
-template <class States>
-concept saved_states = std::ranges::input_range<const States> &&
-    std::ranges::borrowed_range<std::ranges::range_reference_t<const States>> &&
-    std::convertible_to<std::ranges::range_reference_t<const States>, std::span<const std::byte>>;
-
-}  // namespace detail
-
-/// One state for a run that goes on with another number of workers. When each of W' workers loads it in place of the W
-/// that were saved, what all of them together still have to contribute to the update, (1/W) Σ_w a_w, is the same.
+/// One state for a run that goes on with another number of workers. When each of W' workers loads it in place of the W that were saved,
+/// what all of them together still have to contribute to the update, (1/W) Σ_w a_w, is the same.
 ///
-/// Residual, velocity, allowance, threshold and expected values are the means, summed in the order of the workers, the first two in T. What
-/// all states agree on stays as it is. If one state's threshold is the invalid one, so is this one's. For each layer the
-/// earliest of the steps in which it was last sent counts, so that none is dropped for longer than at_least_every.
+/// Residual, velocity, allowance, threshold and expected values are the means, summed in the order of the workers, the first two in T; what
+/// all states agree on stays as it is. If one threshold is the invalid one, so is this one. For each layer the earliest of the steps in
+/// which it was last sent counts, so that none is dropped for longer than at_least_every.
 ///
-/// \param states     what each of the W workers saved, all after the same step: a range of ranges of bytes, such as
-///                   std::vector<std::vector<std::byte>>
-/// \param fragments  of these workers: worker::fragments()
-/// \throws decode_error           as worker::load, for the first state that is refused, named by its index; other_momentum
-///                                for one with velocity where state 0 has none, or the other way round
+/// \param states  what each of the W workers saved, all after the same step: a range of ranges of bytes
+/// \throws decode_error           for the first state that is refused, named by its index
 /// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
 ///
-/// Exact where neither the sums nor the division by W round, as with W a power of two and integers. Cost: one read of
-/// the states, two with checksums, and twice the memory of one.
+/// Exact where neither the sums nor the division by W round. Cost: two reads of the states, and four times the memory of one.
 template <element T, detail::saved_states States>
 std::vector<std::byte> merge_states(const States& states, const layout& fragments) {
-  std::vector<detail::state_view> views;
-  const auto name_of = [](std::size_t index) { return "saved state " + std::to_string(index); };
+  detail::means_of_states<T> residual;
+  detail::means_of_states<T> velocity;
+  detail::means_of_states<double> expected;
+  detail::means_of_states<double> numbers;
+  saved_state<T> merged;
+  std::size_t count = 0;
+  bool all_expect = true;
+  bool any_invalid = false;
   for (const std::span<const std::byte> bytes : states) {
     std::optional<bool> as_first;
-    if (!views.empty()) as_first = views[0].has_velocity();
-    views.push_back(detail::read_state<T>(bytes, fragments, as_first, name_of(views.size())));
-    if (views.back().header.step != views[0].header.step) {
-      detail::raise(std::invalid_argument(name_of(0) + " is of step " + std::to_string(views[0].header.step) +
-                                          ", " + name_of(views.size() - 1) + " of step " +
-                                          std::to_string(views.back().header.step)));
+    if (count > 0) as_first = !merged.velocity.empty();
+    saved_state<T> next = read_state<T>(bytes, fragments, as_first, detail::sentence("saved state ", count));
+    if (count > 0 && next.step != merged.step) {
+      detail::refuse<std::invalid_argument>("saved state 0 is of step ", merged.step, ", saved state ", count,
+                                            " of step ", next.step);
     }
-  }
-  if (views.empty()) detail::raise(std::invalid_argument("there is no saved state to merge"));
-  const auto mean_of = [&](std::span<const std::byte> detail::state_view::*part) {
-    std::vector<T> means = detail::means_of<T>(views, part);
-    if (detail::are_finite<T>(means)) return means;
-    for (std::size_t w = 0; w < views.size(); ++w) {
-      if (!detail::are_finite<T>(detail::values_of<T>(views[w].*part)))
-        detail::raise(std::invalid_argument(name_of(w) + " holds NaN or infinity"));
+    residual.add(next.residual);
+    velocity.add(next.velocity);
+    all_expect &= !next.expected.empty();
+    if (all_expect) expected.add(next.expected);
+    numbers.add(std::array{next.memory.threshold, next.memory.allowance});
+    any_invalid |= next.memory.threshold == invalid_threshold;
+    if (count++ == 0) {
+      merged = std::move(next);
+      continue;
     }
-    detail::raise(std::invalid_argument("saved states: their sum overflows"));
-  };
-  // How the next decide() of a resumed run finds its threshold, ages and allowance.
-  selector::memory memory = views[0].memory();
-  memory.threshold = detail::mean_over(views, [](const auto& each) { return each.header.threshold; });
-  memory.allowance = detail::mean_over(views, [](const auto& each) { return each.header.allowance; });
-  for (const detail::state_view& view : views) {
-    if (view.header.threshold == invalid_threshold) memory.threshold = invalid_threshold;
-    for (std::size_t f = 0; f < memory.sent_in.size(); ++f)
-      memory.sent_in[f] = (std::min)(memory.sent_in[f], detail::value_at<std::uint64_t>(view.sent_in, f));
+    for (std::size_t f = 0; f < fragments.layers(); ++f)
+      merged.memory.sent_in[f] = (std::min)(merged.memory.sent_in[f], next.memory.sent_in[f]);
   }
-  // Infinities of both signs, as a budget leaves them. One that is infinite is not used: the next step searches.
-  if (detail::is_nan(memory.threshold)) memory.threshold = detail::infinite_value;
-  if (!detail::is_finite(memory.allowance))
-    detail::raise(std::invalid_argument("saved states: their sum overflows"));
+  if (count == 0) detail::refuse<std::invalid_argument>("there is no saved state to merge");
+  merged.residual = residual.all();
+  merged.velocity = velocity.all();
+  // How the next decide() of a resumed run finds its threshold and allowance. Infinities of both signs, as a budget leaves them, have no
+  // mean; a threshold that is infinite is not used: the next step searches.
+  merged.memory.threshold = any_invalid                  ? invalid_threshold
+                            : detail::is_nan(numbers[0]) ? detail::infinite_value
+                                                         : numbers[0];
+  merged.memory.allowance = numbers[1];
+  if (!detail::are_finite<T>(merged.residual) || !detail::are_finite<T>(merged.velocity) ||
+      !detail::is_finite(merged.memory.allowance))
+    detail::refuse<std::invalid_argument>("saved states: their sum overflows");
   // Infinite ones, of workers before their first step, stay so.
-  std::vector<double> expected;
-  const bool all_have = std::ranges::none_of(views, [](const auto& each) { return each.expected.empty(); });
-  if (all_have) expected = detail::means_of<double>(views, &detail::state_view::expected);
-  return save_state<T>(fragments, memory, mean_of(&detail::state_view::elements),
-                       mean_of(&detail::state_view::velocity), views[0].header.step, expected);
+  merged.expected = all_expect ? expected.all() : std::vector<double>();
+  return save_state<T>(fragments, merged.memory, merged.residual, merged.velocity, merged.step,
+                       merged.expected);
 }
 
 }  // namespace lamina::inline LAMINA_ABI

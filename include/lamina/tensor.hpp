@@ -11,17 +11,19 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/fwd.hpp"
+#include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 
 /// What counts as a tensor: anything whose elements lie in one contiguous piece of memory.
 ///
-/// std::span, std::vector, std::array and every other contiguous range work as they are; a raw pointer, by
-/// `lamina::view(pointer, shape)`. xtensor, Eigen and torch have adapters in lamina/adapt/. Any other type is
-/// taught by one short specialisation of tensor_traits:
+/// std::span, std::vector, std::array and every other contiguous range work as they are; a raw pointer, by `lamina::view(pointer, shape)`.
+/// xtensor, Eigen and torch have adapters in lamina/adapt/. Any other type is taught by one short specialisation of tensor_traits:
 ///
 ///     struct my_tensor {
 ///       float* data;
@@ -33,9 +35,9 @@
 ///       static auto elements(my_tensor& t) { return std::span<float>(t.data, t.count); }  // to write
 ///     };
 ///
-/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp). A type that may be without elements, as the gradient of a parameter that took no part in the step, has
-/// `static bool has_value(const my_tensor&)`: where it says false, worker::add takes the layer for one without a
-/// gradient in this step, and everything else throws as `elements` does. A std::optional of a tensor is a tensor so.
+/// A type that knows its element type only at run time returns a std::variant of spans (see adapt/torch.hpp). A type that may be without
+/// elements, as a std::optional, has `static bool has_value(const my_tensor&)`: where it says false, worker::add takes the layer for one
+/// without a gradient in this step, and everything else throws as `elements` does.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -53,8 +55,9 @@ concept indexed = requires(Tensors& tensors, std::ptrdiff_t index) {
   std::begin(tensors)[index];
 };
 
-[[noreturn]] inline void refuse_tensor(const std::string& sentence) {
-  raise(std::invalid_argument(sentence));
+template <class... Words>
+[[noreturn]] void refuse_tensor(const Words&... words) {
+  refuse<std::invalid_argument>(words...);
 }
 
 // Whether the strides are those of a tensor without gaps whose last of `rank` dimensions is the innermost one. A dimension of 1 may
@@ -73,8 +76,9 @@ constexpr bool is_dense(std::size_t rank, const ExtentOf& extent_of, const Strid
 }  // namespace detail
 
 /// The one customisation point: `elements(tensor)` gives the span, or a std::variant of spans, over the elements, without a copy. This
-/// definition serves every contiguous, sized range; specialisations serve other types. A partial one for types that are no tensors may have,
-/// instead of `elements`, a nested struct `refusal` with a static_assert whose sentence says what to write instead (see adapt/eigen.hpp).
+/// definition serves every contiguous, sized range; specialisations serve other types. A partial one for types that are no tensors may
+/// have, instead of `elements`, a nested struct `refusal` with a static_assert whose sentence says what to write instead (see
+/// adapt/eigen.hpp).
 template <class Tensor>
 struct tensor_traits {
   // Told by what std::span takes, since <ranges> costs more than the rest of this header. From begin() and not from data(): that of an
@@ -179,8 +183,8 @@ std::span<T> narrow_to(const Elements& elements) {
             refuse_tensor("the tensor is const, or a view of const elements, and would be written to");
           } else {
             refuse_tensor(
-                std::string("the tensor holds another element type at run time than the ") +
-                (sizeof(T) == 4 ? "float" : "double") +
+                "the tensor holds another element type at run time than the ",
+                sizeof(T) == 4 ? "float" : "double",
                 " asked for: pass a converted copy; to write into it, write into one and copy that");
           }
         },
@@ -222,7 +226,7 @@ requires std::integral<std::remove_cvref_t<decltype(*std::begin(std::declval<con
   if (count > (std::numeric_limits<std::size_t>::max)() / sizeof(T))
     detail::refuse_tensor("the number of bytes of the shape overflows");
   if (pointer == nullptr && count > 0)
-    detail::refuse_tensor("a null pointer where the shape has " + std::to_string(count) + " elements");
+    detail::refuse_tensor("a null pointer where the shape has ", count, " elements");
   return {pointer, count};
 }
 template <class T>
@@ -243,5 +247,98 @@ template <element T, class Tensor>
 [[nodiscard]] std::span<T> writable_elements_of(Tensor&& tensor) {
   return detail::elements_as<T>(tensor);
 }
+
+namespace detail {
+
+/// What a residual of T can add: T itself and the half-width types.
+template <class G, class T>
+concept addable_to = std::same_as<G, T> || half_element<G>;
+
+// Of one span, or of the one that a variant of spans holds.
+template <class Visitor, class Elements>
+void visit_span(const Visitor& visitor, const Elements& elements) {
+  if constexpr (is_variant<Elements>) {
+    visit(visitor, elements);
+  } else {
+    visitor(elements);
+  }
+}
+
+/// Calls visitor(std::span<const G>) for the elements of a gradient, whatever G of the addable ones it holds. Throws
+/// std::invalid_argument for one that holds another type at run time.
+template <element T, class Tensor, class Visitor>
+void visit_gradient(const Tensor& gradient, const Visitor& visitor) {
+  require_tensor<const Tensor>();
+  const auto elements = tensor_traits<Tensor>::elements(gradient);
+  using seen = std::remove_const_t<decltype(elements)>;
+  const auto visit_one = [&](auto span) {
+    using G = std::remove_const_t<typename decltype(span)::element_type>;
+    if constexpr (addable_to<G, T>) {
+      visitor(std::span<const G>(span));
+    } else {
+      static_assert(is_variant<seen> || never<decltype(span)>,
+                    "lamina: the gradient's element type is neither the residual's, nor lamina::float16 or "
+                    "lamina::bfloat16");
+      refuse<std::invalid_argument>(
+          "the gradient holds another element type at run time than the residual: pass a converted copy");
+    }
+  };
+  visit_span(visit_one, elements);
+}
+
+/// The same to write: calls visitor(std::span<G>). Throws std::invalid_argument for what is neither T nor half-width.
+template <element T, class Tensor, class Visitor>
+void visit_writable(Tensor&& tensor, const Visitor& visitor) {
+  require_tensor<Tensor>();
+  const auto elements = tensor_traits<std::remove_cvref_t<Tensor>>::elements(tensor);
+  using seen = std::remove_const_t<decltype(elements)>;
+  const auto visit_one = [&](auto span) {
+    if constexpr (addable_to<typename decltype(span)::element_type, T>) {
+      visitor(span);
+    } else {
+      static_assert(
+          is_variant<seen> || never<decltype(span)>,
+          "lamina: the tensor to write is const, or its element type is neither the one that is written, "
+          "nor lamina::float16 or lamina::bfloat16");
+      refuse<std::invalid_argument>(
+          "the tensor to write holds another element type at run time than can be written");
+    }
+  };
+  visit_span(visit_one, elements);
+}
+
+/// A finite number as a half: the nearest, and the largest where it is beyond the range. NaN stays NaN.
+template <half_element Half, element T>
+constexpr Half to_nearest(T x) noexcept {
+  constexpr T largest = (std::numeric_limits<float>::max)();
+  if (is_nan(static_cast<double>(x))) return Half{0x7fff};
+  return saturating_round<Half>(static_cast<float>(x < -largest ? -largest : x > largest ? largest : x));
+}
+
+}  // namespace detail
+
+/// A tensor of any type as a gradient of T: the elements where they lie, of T, float16 or bfloat16. For a list of tensors of
+/// several types; owns nothing. One that is not there, as an empty std::optional, is a layer without a gradient.
+template <element T>
+class tensor_ref {
+ public:
+  /// Throws std::invalid_argument for a tensor that holds another element type at run time.
+  template <class Tensor>
+  requires(!std::same_as<std::remove_cvref_t<Tensor>, tensor_ref>) tensor_ref(const Tensor& tensor)
+      : has_value_(detail::has_value(tensor)) {
+    if (has_value_) detail::visit_gradient<T>(tensor, [this](auto elements) { elements_ = elements; });
+  }
+
+ private:
+  friend struct tensor_traits<tensor_ref>;
+  std::variant<std::span<const T>, std::span<const float16>, std::span<const bfloat16>> elements_;
+  bool has_value_;
+};
+
+template <element T>
+struct tensor_traits<tensor_ref<T>> {
+  static const auto& elements(const tensor_ref<T>& each) { return each.elements_; }
+  static bool has_value(const tensor_ref<T>& each) { return each.has_value_; }
+};
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -8,7 +8,6 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
@@ -23,30 +22,32 @@ inline constexpr double invalid_threshold = -1.0;
 
 /// Throws std::invalid_argument unless 0 <= drop_ratio <= 1.
 inline void check_drop_ratio(double drop_ratio) {
-  if (detail::is_nan(drop_ratio) || !(drop_ratio >= 0.0 && drop_ratio <= 1.0)) {
-    detail::raise(std::invalid_argument("drop ratio must lie in [0, 1], got " + std::to_string(drop_ratio)));
-  }
+  if (detail::is_nan(drop_ratio) || !(drop_ratio >= 0.0 && drop_ratio <= 1.0))
+    detail::refuse<std::invalid_argument>("drop ratio must lie in [0, 1], got ", drop_ratio);
 }
 
-/// Algorithm 1, and its counterpart for a budget, with the working memory kept between calls, so that it allocates only
-/// when L grows.
+/// Algorithm 1, and its counterpart for a budget, with the working memory kept between calls: it allocates only when L grows.
 class threshold_search {
  public:
   /// As search_threshold below.
   [[nodiscard]] double operator()(std::span<const double> representative_values,
                                   std::span<const std::size_t> layer_sizes, double drop_ratio) {
     check_drop_ratio(drop_ratio);
-    const std::size_t elements = gather(representative_values, layer_sizes);
+    if (representative_values.size() != layer_sizes.size()) {
+      detail::refuse<std::invalid_argument>("threshold search: ", representative_values.size(),
+                                            " values but ", layer_sizes.size(), " layer sizes");
+    }
+    std::size_t elements = 0;
+    begin();
+    for (std::size_t l = 0; l < layer_sizes.size(); ++l) {
+      if (detail::is_nan(representative_values[l]))
+        detail::refuse<std::invalid_argument>("threshold search: the value of layer ", l, " is NaN");
+      if (layer_sizes[l] > (std::numeric_limits<std::size_t>::max)() - elements)
+        detail::refuse<std::invalid_argument>("threshold search: the sum of the layer sizes overflows");
+      elements += layer_sizes[l];
+      if (layer_sizes[l] > 0) add(representative_values[l], layer_sizes[l]);
+    }
     return beyond(drop_ratio * static_cast<double>(elements));
-  }
-
-  /// The smallest threshold at which the layers sent hold at most `most_elements`: as much as a budget allows, largest
-  /// values first. A threshold alone cannot part layers that are tied, so they are within it together or not at all; a budget of
-  /// worker_options can. Infinity if not even the layer with the largest value fits. Errors and cost as search_threshold.
-  [[nodiscard]] double within_budget(std::span<const double> representative_values,
-                                     std::span<const std::size_t> layer_sizes, double most_elements) {
-    gather(representative_values, layer_sizes);
-    return within(most_elements).threshold;
   }
 
   /// Room for so many layers, so that a search allocates nothing.
@@ -61,11 +62,13 @@ class threshold_search {
     return first_beyond<false>(limit_elements).value_or(invalid_threshold);
   }
   struct budget_result {
-    double threshold;  ///< as of within_budget()
+    double threshold;
     /// The largest value below it: of the layers that have it some do not fit.
     std::optional<double> crossing;
     double left = 0;  ///< elements that those layers may have
   };
+  /// The smallest threshold at which the layers sent hold at most `most_elements`, largest values first: those of equal value are within it
+  /// together or not at all. Infinity if not even the layer with the largest value fits.
   [[nodiscard]] budget_result within(double most_elements) {
     constexpr double infinity = std::numeric_limits<double>::infinity();
     const std::optional<double> crossing = first_beyond<true>(most_elements);
@@ -87,32 +90,9 @@ class threshold_search {
     std::size_t elements;
   };
 
-  // Fills entries_ with the layers that are not empty; returns N.
-  std::size_t gather(std::span<const double> values, std::span<const std::size_t> sizes) {
-    if (values.size() != sizes.size()) {
-      detail::raise(std::invalid_argument("threshold search: " + std::to_string(values.size()) +
-                                          " values but " + std::to_string(sizes.size()) + " layer sizes"));
-    }
-    std::size_t elements = 0;
-    entries_.clear();
-    for (std::size_t l = 0; l < sizes.size(); ++l) {
-      if (detail::is_nan(values[l])) {
-        detail::raise(
-            std::invalid_argument("threshold search: the value of layer " + std::to_string(l) + " is NaN"));
-      }
-      if (sizes[l] > (std::numeric_limits<std::size_t>::max)() - elements) {
-        detail::raise(std::invalid_argument("threshold search: the sum of the layer sizes overflows"));
-      }
-      elements += sizes[l];
-      if (sizes[l] > 0) add(values[l], sizes[l]);
-    }
-    return elements;
-  }
-
-  // The value with which, in ascending or descending order, the sum of the sizes is greater than the limit. The paper sorts
-  // all layers. Only one value is wanted, so this narrows the range that holds it as a quickselect does, by weight: one pass
-  // divides the range at a pivot and adds up what stands before it. Ties share one value, hence their order does not matter,
-  // and neither does the choice of pivots.
+  // The value with which, in ascending or descending order, the sum of the sizes is greater than the limit. The paper sorts all layers.
+  // Only one value is wanted, so this narrows the range that holds it as a quickselect does, by weight: one pass divides the range at a
+  // pivot and adds up what stands before it. Ties share one value, hence their order does not matter, nor does the choice of pivots.
   template <bool Descending>
   std::optional<double> first_beyond(double limit_elements) {
     std::size_t before = 0;  // elements of the layers that are known to stand before it
@@ -160,13 +140,11 @@ class threshold_search {
   std::vector<entry> entries_;
 };
 
-/// Algorithm 1: order the L layers by value, add up their sizes from the smallest value on until the sum is
-/// greater than R·N; that layer's value is the threshold. Layers below the threshold then hold at most R·N
-/// elements, and less than that by fewer elements than are tied at the threshold.
+/// Algorithm 1: order the L layers by value, add up their sizes from the smallest value on until the sum is greater than R·N; that layer's
+/// value is the threshold. Layers below it then hold at most R·N elements, and less than that by fewer than are tied at the threshold.
 ///
-/// \param representative_values  q_l, L values
-/// \param layer_sizes            n_l in elements, L sizes
-/// \param drop_ratio             R in [0, 1], the share of the elements to drop
+/// \param representative_values, layer_sizes  q_l, and n_l in elements, L each
+/// \param drop_ratio                          R in [0, 1], the share of the elements to drop
 /// \return the threshold, or invalid_threshold if the sum never exceeds R·N (only when R = 1 or N = 0)
 /// \throws std::invalid_argument  the two differ in length, a value is NaN, R is outside [0, 1], N overflows
 ///

@@ -1,27 +1,19 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "lamina/codec.hpp"
-#include "lamina/decision.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
-#include "lamina/detail/elementwise.hpp"
-#include "lamina/detail/gradient.hpp"
+#include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/detail/worker_state.hpp"
 #include "lamina/execution.hpp"
@@ -36,7 +28,6 @@
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// A worker and its step: gradients in, a frame out, the rest in the residual. Read residual.hpp and decision.hpp before.
 namespace lamina::inline LAMINA_ABI {
@@ -53,13 +44,13 @@ namespace lamina::inline LAMINA_ABI {
 /// Layers larger than options.fragment_elements are cut into fragments; values, selections and frames are of fragments().
 /// One thread at a time. Allocates nothing after the first step with payload_type::as_is.
 ///
-/// Mistakes throw, and then nothing has changed: std::out_of_range for an index, std::invalid_argument for a tensor of another
-/// size, type or device and for a number outside its range, std::logic_error for a call whose step is over.
+/// Mistakes throw, and then nothing has changed: std::out_of_range for an index, std::invalid_argument for a tensor of another size, type
+/// or device and for a number outside its range, std::logic_error for a call that comes too early, or too late.
 template <element T, class Representative>
 class worker {
   static_assert(
       representative<Representative>,
-      "lamina: the functor of a worker must have map, combine and finish as lamina/reduction.hpp says");
+      "lamina: the functor of a worker must have map, combine and finish as lamina/representative.hpp says");
   using state = detail::worker_state<T, Representative>;
 
  public:
@@ -69,9 +60,8 @@ class worker {
   explicit worker(const layout& model, const worker_options& options = {}, Representative functor = {})
       : state_(std::make_unique<state>(model, options, std::move(functor))) {}
 
-  /// Begins a step with the gradients of all layers, and decides nothing yet. All are added or, where one holds NaN or infinity
-  /// or would overflow the residual, none: the step is then empty and names the layer. The gradients are read once, so that what
-  /// was added of a refused batch is subtracted again: non_finite::refuse says how little of it is left.
+  /// Begins a step with the gradients of all layers, and decides nothing yet. All are added or, where one holds NaN or infinity or would
+  /// overflow the residual, none: the step is then empty and names the layer. non_finite::refuse says what a refusal may leave.
   ///
   /// \param gradients  a range with a tensor for each layer, of T, float16 or bfloat16. An empty std::optional, or a framework's
   ///                   tensor that is not defined, is a layer without a gradient
@@ -82,8 +72,7 @@ class worker {
   template <detail::indexed Tensors, execution Execution = sequential>
   [[nodiscard]] step add(const Tensors& gradients, double scale = 1, const Execution& execution = {}) {
     state_->require_closed("add");
-    const std::optional<std::size_t> refused = state_->add_all(gradients, scale, execution);
-    step begun(*state_, refused);
+    step begun(*state_, state_->add_all(gradients, scale, execution));
     state_->rethrow();
     return begun;
   }
@@ -111,22 +100,20 @@ class worker {
     return step(*state_, std::nullopt);
   }
 
-  /// Between steps: the representative values to expect in the next step, as selector::forecast() has them after a commit; infinite
-  /// before the first. Writable: agreed values, the mean over the workers, take the place of a worker's own, and plan() decides by them.
+  /// Between steps: the values to expect in the next step, as selector::forecast() has them; infinite before the first. Writable: agreed
+  /// values, the mean over the workers, take the place of a worker's own, and plan() decides by them.
   [[nodiscard]] std::span<double> values() {
     state_->require_closed("values");
     return state_->expected;
   }
-  /// Between steps: selects what the next step sends, by values(). Before the first step everything is sent. The selection is valid until
-  /// the worker decides again.
+  /// Between steps: selects what the next step sends, by values(). The selection is valid until the worker decides again.
   [[nodiscard]] const selection& plan() {
     state_->require_closed("plan");
     state_->is_selected = false;
     return state_->decisions.decide(state_->number + 1, state_->expected);
   }
 
-  /// Everything a later step depends on, as bytes with a checksum: residual, velocity, threshold, ages, allowance, values(). Throws
-  /// std::logic_error while a step is open.
+  /// Between steps: everything a later step depends on, as bytes with a checksum: residual, velocity, threshold, ages, allowance, values().
   [[nodiscard]] std::vector<std::byte> save() const {
     state_->require_closed("save");
     const state& s = *state_;
@@ -144,8 +131,8 @@ class worker {
   void skip_to(std::uint64_t next) {
     state_->require_closed("skip_to");
     if (next <= state_->number) {
-      detail::raise(std::invalid_argument("skip_to: step " + std::to_string(next) +
-                                          " is over: the last was " + std::to_string(state_->number)));
+      detail::refuse<std::invalid_argument>("skip_to: step ", next, " is over: the last was ",
+                                            state_->number);
     }
     state_->number = next - 1;
   }
@@ -166,34 +153,18 @@ class worker {
   std::unique_ptr<state> state_;  // so that a step outlives a move of its worker
 };
 
-/// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or,
-/// uncommitted, with its lifetime: what was added then stays in the residual, and the next step has the same number, so that a receiver which
-/// has got a frame of it after all refuses a second one. After commit() what was selected can be read, and
-/// unpack() called, until the next step begins or is planned. Must not outlive the worker.
+/// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or, uncommitted,
+/// with its lifetime: what was added then stays in the residual, and the next step has the same number, so that a receiver which has got a
+/// frame of it after all refuses a second one. After commit() what was selected can be read, and unpack() called, until the next step
+/// begins or is planned. Must not outlive the worker. Layers without a gradient, of which a call needs one, are named by its error.
 template <element T, class Representative>
 class worker<T, Representative>::step {
  public:
-  step(step&& other) noexcept
-      : state_(std::exchange(other.state_, nullptr)),
-        number_(other.number_),
-        opening_(other.opening_),
-        refused_(other.refused_) {}
-  step& operator=(step&& other) noexcept {
-    if (this == &other) return *this;
-    end();
-    state_ = std::exchange(other.state_, nullptr);
-    number_ = other.number_;
-    opening_ = other.opening_;
-    refused_ = other.refused_;
-    return *this;
-  }
-  ~step() { end(); }
-
   /// False where the last add() was refused.
   [[nodiscard]] explicit operator bool() const noexcept { return !refused_; }
-  /// The layer whose gradient the last add() refused. Throws std::logic_error if it was taken.
+  /// The layer whose gradient the last add() refused.
   [[nodiscard]] std::size_t refused_layer() const {
-    if (!refused_) detail::raise(std::logic_error("refused_layer: no gradient was refused"));
+    if (!refused_) detail::refuse<std::logic_error>("refused_layer: no gradient was refused");
     return *refused_;
   }
   /// t, counted from 1.
@@ -220,28 +191,21 @@ class worker<T, Representative>::step {
   /// A layer has no gradient in this step: an expert without input. It may be sent all the same.
   void skip(std::size_t layer) { open_to_gradients("skip").skip(layer); }
 
-  /// The representative value of each fragment. Writable: agreed values, the mean over the workers, take the place of this
-  /// worker's own, and all workers then select the same. Throws std::logic_error, naming the layer, before all layers have a gradient.
-  [[nodiscard]] std::span<double> values() {
-    state& s = open("values");
-    s.require_all("values");
-    s.use_own_values();
-    return s.decision_values;
-  }
+  /// The representative value of each fragment, once all layers have a gradient. Writable: agreed values, the mean over the workers, take
+  /// the place of this worker's own, and all workers then select the same.
+  [[nodiscard]] std::span<double> values() { return open_with_values("values").decision_values; }
   /// Decides by values() what is sent; again, or with the selection given, changes nothing.
   ///
   /// \param held  a flag for each fragment, or none: those of which it is not 0 are not sent
   const selection& select(std::span<const char> held = {}) {
-    state& s = open("select");
-    if (!s.is_selected) {
-      s.require_all("select");
-      s.use_own_values();
+    if (!open("select").is_selected) {
+      state& s = open_with_values("select");
       s.decisions.decide(number_, s.decision_values, held);
       s.is_selected = true;
     }
-    return s.decisions.sent();
+    return state_->decisions.sent();
   }
-  /// What the step sends. Throws std::logic_error before it is selected.
+  /// What the step sends, once it is selected.
   [[nodiscard]] const selection& sent() const { return selected("sent").decisions.sent(); }
   [[nodiscard]] bool is_sent(std::size_t fragment) const { return sent().is_sent(fragment); }
 
@@ -252,8 +216,8 @@ class worker<T, Representative>::step {
     return s.residual[fragment];
   }
 
-  /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends;
-  /// called again, for a send that is tried again, gives the same bytes.
+  /// The frame of the step: a header, and the fragments where they lie. Selects if nothing was selected. Valid until the step ends; called
+  /// again gives the same bytes.
   ///
   /// \param user  up to 64 bytes that travel in the frame: frame_view::user()
   const encoded_frame& frame(std::span<const std::byte> user = {}) {
@@ -263,46 +227,43 @@ class worker<T, Representative>::step {
     s.sequence = 0;
     return s.encode(s.decisions.sent(), true, user);
   }
-  /// One of several frames of the step: those of `fragments` that are selected, all of which have their gradient and were in no frame
-  /// before. The last, which may be empty, is flagged: what was in none is dropped. All stay valid until the step ends. Throws
-  /// std::logic_error before the step is selected, and for a fragment that was in a frame.
+  /// One of several frames of a step that is selected: those of `fragments` that are sent, all of which have their gradient and were in no
+  /// frame before. The last, which may be empty, is flagged: what was in none is dropped. All stay valid until the step ends.
   const encoded_frame& frame(const selection& fragments, bool is_last, std::span<const std::byte> user = {}) {
-    state& s = selected("frame");
-    require_open("frame");
-    return s.encode_some(fragments, is_last, user);
+    open("frame");
+    return selected("frame").encode(fragments, is_last, user);
   }
 
-  /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have
-  /// agreed on the selection; returns the span. Throws std::logic_error before the step is selected, and std::invalid_argument unless
-  /// `to`, a span of T or a std::vector<T>, which is resized, has sent().sent_elements() elements.
+  /// Writes the fragments that are sent one behind the other, each element times `scale`, for a sum over the workers that have agreed on
+  /// the selection; returns the span. `to` is a span of sent().sent_elements() elements of T, or a std::vector<T>, which is resized.
   template <class Elements>
   requires std::convertible_to<Elements&, std::span<T>> std::span<T> pack(Elements&& to, T scale = T(1)) {
     if (!detail::is_finite(static_cast<double>(scale)))
-      detail::raise(std::invalid_argument("pack: the scale must be finite"));
+      detail::refuse<std::invalid_argument>("pack: the scale must be finite");
     const std::span<T> all = packable(to);
     T* out = all.data();
     for (const std::size_t f : sent().sent()) {
       for (const T each : state_->residual[f]) *out++ = scale == T(1) ? each : each * scale;
     }
-    state_->leave(true);
+    state_->leave_packed(state::left::exact);
     return all;
   }
-  /// The same in half the bytes, to lamina::float16 or bfloat16, rounded as options.payload says, which must be that type; commit() leaves
-  /// in the residual what this rounding took away. Divide by the number of workers after the sum.
+  /// The same in half the bytes, to lamina::float16 or bfloat16, which options.payload must be; commit() leaves in the residual what this
+  /// rounding took away. Divide by the number of workers after the sum.
   template <class Elements, half_element Half = typename std::remove_cvref_t<Elements>::value_type>
   std::span<Half> pack(Elements&& to) {
     constexpr payload_type written =
         std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
     const std::span<Half> all = packable(to);
     if (state_->options.payload != written)
-      detail::raise(
-          std::invalid_argument("pack: options.payload is another type than the elements to write"));
+      detail::refuse<std::invalid_argument>(
+          "pack: options.payload is another type than the elements to write");
     auto* out = reinterpret_cast<std::byte*>(all.data());
     for (const std::size_t f : sent().sent()) {
       detail::encode_payload<T>(written, state_->residual[f], out);
       out += state_->residual[f].size() * sizeof(Half);
     }
-    state_->leave(false);
+    state_->leave_packed(state::left::rounded);
     return all;
   }
   /// Writes what came back in place of pack()'s elements over the gradients, and zeros where nothing was sent. Also after commit().
@@ -316,71 +277,76 @@ class worker<T, Representative>::step {
     selected("unpack").unpack(packed, gradients);
   }
 
-  /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. Throws
-  /// std::logic_error before it is selected, and with a rounded payload before frame() or pack(), unless the selection was given to
-  /// begin(): what fragment() gave is then taken for written in that payload.
+  /// What was selected has arrived: its residual is cleared, but for what a rounded payload took away. Ends the step. With a rounded
+  /// payload frame() or pack() comes before, unless the selection was given to begin(): what fragment() gave is then taken for written so.
   void commit() { commit_what_arrived(nullptr); }
-  /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws also
-  /// std::invalid_argument for the delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
+  /// It has arrived in part: what was lost stays in the residual and is sent with the next gradients. Throws std::invalid_argument for the
+  /// delivery of another selection. Cost: one write of what has arrived of a damaged fragment.
   void commit(const delivery& arrived) { commit_what_arrived(&arrived); }
 
  private:
   friend class worker;
+  // The end of a handle: a step that was not committed is abandoned.
+  struct end {
+    std::uint64_t opening;
+    void operator()(state* of) const noexcept {
+      if (of->is_open && of->opening == opening) of->abandon();
+    }
+  };
+  // One whose first gradients are refused has not begun.
   step(state& of, std::optional<std::size_t> refused) noexcept
-      : state_(&of), number_(of.number), opening_(of.opening), refused_(refused) {
-    if (refused && !of.is_open) state_ = nullptr;  // it has not begun
-  }
+      : state_(refused && !of.is_open ? nullptr : &of, {of.opening}), number_(of.number), refused_(refused) {}
 
-  void end() noexcept {
-    if (state_ != nullptr && state_->is_open && state_->opening == opening_) state_->abandon();
-    state_ = nullptr;
+  bool is_latest() const noexcept {
+    return state_ != nullptr && state_->opening == state_.get_deleter().opening;
   }
   state& open(const char* call) const {
-    if (state_ == nullptr) detail::raise(std::logic_error(std::string(call) + ": this handle has no step"));
-    require_open(call);
+    if (state_ == nullptr) detail::refuse<std::logic_error>(call, ": this handle has no step");
+    if (!is_latest() || !state_->is_open)
+      detail::refuse<std::logic_error>(call, ": step ", number_, " is over");
     return *state_;
   }
-  void require_open(const char* call) const {
-    if (state_->is_open && state_->opening == opening_) return;
-    detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) + " is over"));
+  state& open_with_values(const char* call) const {
+    state& s = open(call);
+    s.require_all(call);
+    s.use_own_values();
+    return s;
   }
   state& open_to_gradients(const char* call) const {
     state& s = open(call);
     if (s.is_selected && !s.is_given) {
-      detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) +
-                                     " is selected already: its gradients come before"));
+      detail::refuse<std::logic_error>(call, ": step ", number_,
+                                       " is selected already: its gradients come before");
     }
     return s;
   }
   state& selected(const char* call) const {
-    if (state_ == nullptr || state_->opening != opening_ || !state_->is_selected) {
-      detail::raise(std::logic_error(std::string(call) + ": step " + std::to_string(number_) +
-                                     " is not selected, or is over: call select() first"));
-    }
-    return *state_;
+    if (is_latest() && state_->is_selected) return *state_;
+    detail::refuse<std::logic_error>(call, ": step ", number_,
+                                     " is not selected, or is over: call select() first");
   }
   template <class Elements>
   auto packable(Elements& to) const {
+    open("pack");
     const state& s = selected("pack");
-    require_open("pack");
     s.require_all("pack");
     const std::size_t elements = s.decisions.sent().sent_elements();
     if constexpr (requires { to.resize(elements); }) to.resize(elements);
     const std::span all(to);
     if (all.size() != elements) {
-      detail::raise(std::invalid_argument("pack: there is room for " + std::to_string(all.size()) +
-                                          " elements, and " + std::to_string(elements) + " are sent"));
+      detail::refuse<std::invalid_argument>("pack: there is room for ", all.size(), " elements, and ",
+                                            elements, " are sent");
     }
     return all;
   }
   void commit_what_arrived(const delivery* arrived) {
-    state& s = open("commit");
-    const selection& sent = selected("commit").decisions.sent();
+    open("commit");
+    state& s = selected("commit");
     s.require_all("commit");
-    if (s.options.payload != payload_type::as_is && !s.has_left && !s.is_given)
-      detail::raise(std::logic_error("commit: nothing was written yet: call frame() or pack() first"));
+    if (s.options.payload != payload_type::as_is && s.has_left == state::left::nothing && !s.is_given)
+      detail::refuse<std::logic_error>("commit: nothing was written yet: call frame() or pack() first");
     if (arrived != nullptr)
-      detail::check_delivery("commit", *arrived, sent,
+      detail::check_delivery("commit", *arrived, s.decisions.sent(),
                              s.is_rounded() ? s.options.payload : payload_type::as_is);
     s.take_out(arrived);
     s.decisions.forecast(number_, s.values, s.expected);
@@ -389,9 +355,8 @@ class worker<T, Representative>::step {
     s.close();
   }
 
-  state* state_;
+  std::unique_ptr<state, end> state_;
   std::uint64_t number_;
-  std::uint64_t opening_;
   std::optional<std::size_t> refused_;
 };
 

@@ -8,12 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/gradient.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"
 
 #include "any_tensor.hpp"
@@ -40,9 +37,7 @@ inline std::optional<std::size_t> first_non_finite(const lamina::layout& model,
                                                    std::span<const any_tensor> gradients) {
   std::optional<std::size_t> bad;
   visit_all(model, gradients, [&]<class G>(std::size_t layer, std::span<const G> from) {
-    using namespace lamina::detail;
-    if (!bad && !is_finite_magnitude(largest_magnitude<float>(from.size(), read_only<float, G>{from.data()})))
-      bad = layer;
+    if (!bad && !lamina::detail::are_finite(from)) bad = layer;
   });
   return bad;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include <lamina/decision.hpp>
+#include <lamina/layout.hpp>
 #include <lamina/state.hpp>
-#include <lamina/tiling.hpp>
 #include <tuple>
 
 #include "arrays.hpp"

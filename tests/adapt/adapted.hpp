@@ -17,7 +17,7 @@
 /// What every adapter promises, with REQUIRE alone since torch has a CHECK of its own.
 namespace lamina_test {
 
-/// More elements than one block of reduction.hpp, both signs, sums that round.
+/// More elements than one block of representative.hpp, both signs, sums that round.
 template <class T>
 std::vector<T> adapted_values(std::size_t count = 5000) {
   std::mt19937 random(7);

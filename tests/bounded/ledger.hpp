@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
+#include "lamina/layout.hpp"
 #include "lamina/residual.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina_test {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lamina/collectives/schedule.hpp"
-#include "lamina/detail/rounding.hpp"
+#include "lamina/detail/finite.hpp"
 
 namespace lamina_test {
 

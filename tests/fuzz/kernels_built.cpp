@@ -18,7 +18,8 @@ class recorder {
   recorder(const kernel_case& of, std::size_t elements)
       : of_(of),
         model_({{"before", {of.offset}}, {"layer", {elements}}, {"after", {3}}}),
-        residual_(model_, {of.skips ? lamina::non_finite::skip : lamina::non_finite::refuse, of.momentum}) {}
+        residual_(model_, {.momentum = of.momentum,
+                           .non_finite = of.skips ? lamina::non_finite::skip : lamina::non_finite::refuse}) {}
 
   kernel_results run(std::span<const T> first, std::span<const T> second) {
     if (!of_.is_clear) add(first, lamina::l2_norm{});
@@ -35,7 +36,7 @@ class recorder {
     std::vector<std::byte> payload(lamina::payload_bytes<T>(type, layer.size()));
     lamina::detail::encode_payload<T>(type, layer, payload.data());
     for (const std::byte each : payload) results_.payload.push_back(std::to_integer<std::uint8_t>(each));
-    residual_.subtract(1, type, payload.data());
+    residual_.subtract(1, type);
     add(second, lamina::root_mean_square{});
     results_.elements.insert(results_.elements.end(), residual_.elements().begin(),
                              residual_.elements().end());

@@ -96,9 +96,8 @@ void merge(input& in, const worker<T>& own, const worker<T>& stranger, const byt
   if (!load(other, merged)) {
     lamina::detail::state_header header;
     std::memcpy(&header, merged.data(), sizeof header);
-    lamina::detail::state_view view;
-    view.header = header;
-    check(view.has_velocity() == own.residual().velocity().empty(), "what merges loads");
+    const bool has_velocity = (header.flags & lamina::detail::state_flag_velocity) != 0;
+    check(has_velocity == own.residual().velocity().empty(), "what merges loads");
     return;
   }
   const bool all_equal = std::ranges::all_of(states, [&](const bytes& each) { return each == states[0]; });

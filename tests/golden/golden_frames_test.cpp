@@ -21,7 +21,7 @@
 #include "catch.hpp"
 #include "golden/golden_table.hpp"
 #include "lamina/codec.hpp"
-#include "lamina/detail/wire_header.hpp"
+#include "lamina/frame.hpp"
 #include "support.hpp"
 
 using namespace lamina_test;

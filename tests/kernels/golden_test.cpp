@@ -17,7 +17,7 @@
 #include "kernel_cases.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
 

@@ -58,8 +58,8 @@ int main(int argc, char** argv) {
 
   for (const double momentum : {0.0, 0.9}) {
     for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
-      lamina::residual_accumulator<float> alone(model, {.non_finite = check, .momentum = momentum});
-      lamina::residual_accumulator<float> together(model, {.non_finite = check, .momentum = momentum});
+      lamina::residual_accumulator<float> alone(model, {.momentum = momentum, .non_finite = check});
+      lamina::residual_accumulator<float> together(model, {.momentum = momentum, .non_finite = check});
       for (int step = 0; step < 3; ++step) {
         std::vector<double> expected(model.layers());
         std::vector<double> values(model.layers());

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "catch.hpp"
-#include "lamina/tiling.hpp"
+#include "lamina/layout.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
 

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "catch.hpp"
-#include "lamina/detail/wire_header.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/server.hpp"
 #include "support.hpp"
 

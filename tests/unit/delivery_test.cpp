@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "lamina/delivery.hpp"
+#include "lamina/selection.hpp"
 
 #include <random>
 #include <vector>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/delivery.hpp"
+#include "lamina/selection.hpp"
 #include "oracle.hpp"
 #include "steps.hpp"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
 
 #include <cmath>
 #include <cstddef>

@@ -15,7 +15,7 @@
 
 #include "catch.hpp"
 #include "lamina/codec.hpp"
-#include "lamina/tiling.hpp"
+#include "lamina/layout.hpp"
 #include "lamina/worker.hpp"
 #include "steps.hpp"
 

@@ -2,8 +2,8 @@
 #include "lamina/threshold.hpp"
 
 #include "lamina/decision.hpp"
+#include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tiling.hpp"
 
 #include <cmath>
 #include <limits>
@@ -162,7 +162,9 @@ TEST_CASE("threshold: it is never -0, by R or within a budget") {
                              std::vector<double>{-0.0, 0.0, -0.0}}) {
     for (const double elements : {0.0, 10.0, 15.0, 20.0, 25.0}) {
       CHECK(std::signbit(search(values, sizes, elements / 30)) == false);
-      CHECK(std::signbit(search.within_budget(values, sizes, elements)) == false);
+      search.begin();
+      for (std::size_t l = 0; l < sizes.size(); ++l) search.add(values[l], sizes[l]);
+      CHECK(std::signbit(search.within(elements).threshold) == false);
     }
   }
   lamina::selector selector(lamina::tiling(model_of({10, 10, 10})), {.send_budget = 0.5});

@@ -23,16 +23,12 @@
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/checksum.hpp"
-#include "lamina/detail/decision.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 

@@ -21,10 +21,9 @@
 ///     auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
 ///     step.add(l, *managed);
 ///
-/// In host memory (kDLCPU, kDLCUDAHost, kDLROCMHost), contiguous in row-major order, of float32, float64, float16 or bfloat16: everything
-/// else throws std::invalid_argument that says what is wrong. A const one is read only, and so is a DLManagedTensorVersioned with the flag
-/// for that. float16 and bfloat16 are for gradients: elements_of<float>, and what writes, refuse them. Nothing is owned: calling the
-/// deleter stays the caller's.
+/// In host memory, contiguous in row-major order, of float32, float64, or, for gradients, float16 or bfloat16: everything else throws
+/// std::invalid_argument that says what is wrong. A const one is read only, and so is a DLManagedTensorVersioned with the flag for that.
+/// Nothing is owned: calling the deleter stays the caller's.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -38,10 +37,8 @@ inline const DLTensor& described(const DLManagedTensor& managed, bool) {
 #if defined(DLPACK_MAJOR_VERSION) && DLPACK_MAJOR_VERSION >= 1
 inline const DLTensor& described(const DLManagedTensorVersioned& managed, bool is_read) {
   // Of another major version nothing but the version may be looked at.
-  if (managed.version.major != DLPACK_MAJOR_VERSION) {
-    refuse_tensor("the DLPack tensor is of version " + std::to_string(managed.version.major) + ", not " +
-                  std::to_string(DLPACK_MAJOR_VERSION));
-  }
+  if (managed.version.major != DLPACK_MAJOR_VERSION)
+    refuse_tensor("the DLPack tensor is of version ", managed.version.major, ", not ", DLPACK_MAJOR_VERSION);
   if (!is_read && (managed.flags & DLPACK_FLAG_BITMASK_READ_ONLY) != 0)
     refuse_tensor("the DLPack tensor is read only: to read it, pass it as const");
   return managed.dl_tensor;
@@ -70,41 +67,35 @@ struct tensor_traits<Tensor> {
   static spans<IsConst, float, double, float16, bfloat16> read(const DLTensor& tensor) {
     const DLDeviceType device = tensor.device.device_type;
     if (device != kDLCPU && device != kDLCUDAHost && device != kDLROCMHost) {
-      detail::refuse_tensor("the DLPack tensor is not in host memory (device type " +
-                            std::to_string(static_cast<int>(device)) + "): copy it to the CPU");
+      detail::refuse_tensor("the DLPack tensor is not in host memory (device type ", static_cast<int>(device),
+                            "): copy it to the CPU");
     }
     const DLDataType type = tensor.dtype;
-    if (type.lanes != 1) {
-      detail::refuse_tensor("the DLPack tensor holds vectors of " + std::to_string(type.lanes) +
-                            " lanes, not numbers");
-    }
+    if (type.lanes != 1)
+      detail::refuse_tensor("the DLPack tensor holds vectors of ", type.lanes, " lanes, not numbers");
     if (type.code == kDLFloat && type.bits == 32) return elements_of_type<float>(tensor);
     if (type.code == kDLFloat && type.bits == 64) return elements_of_type<double>(tensor);
     if (type.code == kDLFloat && type.bits == 16) return elements_of_type<float16>(tensor);
     if (type.code == kDLBfloat && type.bits == 16) return elements_of_type<bfloat16>(tensor);
-    detail::refuse_tensor("the DLPack tensor holds elements of " + std::to_string(type.bits) +
-                          " bits of the type code " + std::to_string(type.code) +
-                          ", not float32, float64, float16 or bfloat16: convert it");
+    detail::refuse_tensor("the DLPack tensor holds elements of ", type.bits, " bits of the type code ",
+                          type.code, ", not float32, float64, float16 or bfloat16: convert it");
   }
 
   template <class T>
   static std::span<T> elements_of_type(const DLTensor& tensor) {
-    if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr)) {
-      detail::refuse_tensor("the DLPack tensor has " + std::to_string(tensor.ndim) +
-                            " dimensions, and no shape for them");
-    }
+    if (tensor.ndim < 0 || (tensor.ndim > 0 && tensor.shape == nullptr))
+      detail::refuse_tensor("the DLPack tensor has ", tensor.ndim, " dimensions, and no shape for them");
     const std::span<const std::int64_t> shape(tensor.shape, static_cast<std::size_t>(tensor.ndim));
     const auto extent_of = [&](std::size_t d) { return shape[d]; };
     const auto stride_of = [&](std::size_t d) { return tensor.strides[d]; };
     if (detail::product_of(shape) > 0 && tensor.strides != nullptr &&
-        !detail::is_dense(shape.size(), extent_of, stride_of)) {
+        !detail::is_dense(shape.size(), extent_of, stride_of))
       detail::refuse_tensor("the DLPack tensor is not contiguous in row-major order: pass a contiguous copy");
-    }
     auto* const begin = static_cast<std::byte*>(tensor.data);
     if (begin == nullptr) return view(static_cast<T*>(nullptr), shape);
     if (reinterpret_cast<std::uintptr_t>(begin + tensor.byte_offset) % alignof(T) != 0) {
-      detail::refuse_tensor("the DLPack tensor does not begin at a multiple of the " +
-                            std::to_string(alignof(T)) + " bytes that its elements have");
+      detail::refuse_tensor("the DLPack tensor does not begin at a multiple of the ", alignof(T),
+                            " bytes that its elements have");
     }
     return view(reinterpret_cast<T*>(begin + tensor.byte_offset), shape);
   }

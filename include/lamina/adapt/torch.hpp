@@ -4,9 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
-#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -18,10 +16,9 @@
 
 /// torch::Tensor as a tensor of lamina: read and written where it lies, without a copy.
 ///
-/// Dense, contiguous tensors of float, double, Half or BFloat16 in CPU memory; everything else throws std::invalid_argument that says what
-/// to call. What channels_last or a transpose permutes is not contiguous: all workers must have the elements of a layer in one order. Half
-/// and BFloat16 are for gradients: elements_of<float>, and what writes, refuse them. An undefined tensor, the gradient of a parameter that
-/// took no part in the step, has no value: worker::add takes it for no gradient, everything else refuses it.
+/// Dense, contiguous tensors of float, double, or, for gradients, Half or BFloat16 in CPU memory; everything else throws
+/// std::invalid_argument that says what to call. What channels_last or a transpose permutes is not contiguous: all workers must have the
+/// elements of a layer in one order. worker::add takes an undefined tensor for no gradient.
 ///
 /// A handle: a const one may be written through. Writing goes past autograd, as through Tensor::data_ptr: no torch::NoGradGuard is needed,
 /// and autograd does not notice, so do not write between a forward pass and its backward pass what the latter reads.
@@ -44,7 +41,7 @@ struct lamina::tensor_traits<at::Tensor> {
   static spans device_elements(const at::Tensor& tensor) {
     require_defined(tensor);
     if (!tensor.device().is_cuda()) {
-      detail::refuse_tensor("torch tensor is on " + tensor.device().str() +
+      detail::refuse_tensor("torch tensor is on ", tensor.device().str(),
                             ", where a CUDA device's is wanted: call .cuda()");
     }
     return dense(tensor);
@@ -80,7 +77,7 @@ struct lamina::tensor_traits<at::Tensor> {
       case at::kBFloat16:
         return std::span(static_cast<lamina::bfloat16*>(tensor.data_ptr()), count);
       default:
-        detail::refuse_tensor(std::string("torch tensor holds ") + at::toString(tensor.scalar_type()) +
+        detail::refuse_tensor("torch tensor holds ", at::toString(tensor.scalar_type()),
                               ", not float, double, Half or BFloat16: call .to(torch::kFloat)");
     }
   }
@@ -99,7 +96,7 @@ template <class Module>
     for (const auto& each : module.named_parameters()) {
       const at::Tensor& parameter = each.value();
       if (!parameter.defined())
-        detail::refuse_tensor("layer '" + each.key() + "': the torch tensor is undefined");
+        detail::refuse_tensor("layer '", each.key(), "': the torch tensor is undefined");
       layers.push_back({each.key(), {parameter.sizes().begin(), parameter.sizes().end()}});
     }
     return layout(std::move(layers));

@@ -13,9 +13,10 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/tensor.hpp"
 
-/// xtensor: xt::xarray, xt::xtensor, xt::xtensor_fixed and what xt::adapt gives are read and written where they lie, without a copy, in
-/// the order of their memory: a column-major one column by column. One whose strides are known only at run time must be dense, row- or
-/// column-major, or std::invalid_argument is thrown. Views, contiguous ones too, and lazy expressions do not compile: pass xt::eval of them.
+/// xtensor: xt::xarray, xt::xtensor, xt::xtensor_fixed and what xt::adapt gives are read and written where they lie, without a copy, in the
+/// order of their memory: a column-major one column by column. One whose strides are known only at run time must be dense, row- or
+/// column-major, or std::invalid_argument is thrown. Views, contiguous ones too, and lazy expressions do not compile: pass xt::eval of
+/// them.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {

@@ -11,12 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "lamina/delivery.hpp"
+#include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
-#include "lamina/detail/decision.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"

@@ -17,8 +17,8 @@
 #include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/error.hpp"
+#include "lamina/frame.hpp"
 
 /// Control messages, as docs/bounded-loss/wire.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
 /// order and loses nothing.

@@ -11,10 +11,10 @@
 
 #include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/control.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/options.hpp"
+#include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
 /// What must arrive whatever the bound says, and what is still to be sent.

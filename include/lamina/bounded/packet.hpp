@@ -12,8 +12,8 @@
 
 #include "lamina/bounded/chunks.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/checksum.hpp"
 #include "lamina/error.hpp"
+#include "lamina/frame.hpp"
 
 /// The data packet, as docs/bounded-loss/wire.md gives it: 56 bytes of header, then the elements of one chunk.
 namespace lamina::inline LAMINA_ABI::bounded {

@@ -16,9 +16,9 @@
 #include "lamina/bounded/duties.hpp"
 #include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
+#include "lamina/selection.hpp"
 
 /// The sending end of bounded transfers: events and the time go in, packets and control messages come out. It reads no clock, does not
 /// wait, takes no lock, and allocates in begin() alone.

@@ -23,8 +23,8 @@
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/staging.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/elementwise.hpp"
-#include "lamina/detail/fnv.hpp"
+#include "lamina/detail/loops.hpp"
+#include "lamina/layout.hpp"
 
 /// \file
 /// The sums of a plan, made beside the computation: what a program uses. Read it after executor.hpp and staging.hpp.

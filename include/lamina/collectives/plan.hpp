@@ -16,7 +16,6 @@
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/fnv.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 

@@ -12,7 +12,7 @@
 #include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/fnv.hpp"
+#include "lamina/layout.hpp"
 
 /// \file
 /// Where the gradients of a step lie in memory, and what of them a collective takes. Read it after plan.hpp.

@@ -8,7 +8,7 @@
 
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/elementwise.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 

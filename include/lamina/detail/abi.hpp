@@ -8,14 +8,13 @@
 #endif
 
 #include <cfloat>
+#include <cstddef>
 
 #include "lamina/version.hpp"
 
 /// All of lamina lies in an inline namespace, LAMINA_ABI, whose name carries what changes the code of a function: the version,
 /// LAMINA_NO_SIMD, exceptions, -ffast-math and the level of the instruction set. One program may then hold several configurations, and two
-/// versions: their functions have different names, so that the linker cannot put one in the place of the other. An object of one
-/// configuration that is passed to another is an error of the linker, and no crash.
-///
+/// versions: their functions have different names, and an object of one that is passed to another is an error of the linker, and no crash.
 /// LAMINA_ABI_TAG, defined before the first header of lamina, is one more piece of the name: for what is not in it, such as two versions of
 /// xxHash, two standard libraries, or two sets of flags within one level.
 
@@ -73,8 +72,8 @@
 #define LAMINA_ANY_CALLER
 #endif
 
-/// What all shared objects of a process must agree on, also those that are compiled with -fvisibility=hidden: exceptions, so that one thrown
-/// in a shared object is caught in another, and the categories of error codes, which are compared by address.
+/// What all shared objects of a process must agree on, also those that are compiled with -fvisibility=hidden: exceptions, so that one
+/// thrown in a shared object is caught in another, and the categories of error codes, which are compared by address.
 #if defined(__GNUC__) && !defined(_WIN32)
 #define LAMINA_VISIBLE __attribute__((visibility("default")))
 #else
@@ -92,3 +91,12 @@ namespace lamina {
 inline namespace LAMINA_ABI __attribute__((__abi_tag__)) {}
 }  // namespace lamina
 #endif
+
+namespace lamina::inline LAMINA_ABI::detail {
+
+/// What representative.hpp cuts a tensor into, how many sums a block has, and how many totals are combined one after the other.
+inline constexpr std::size_t block_elements = 4096;
+inline constexpr std::size_t lanes = 64;
+inline constexpr std::size_t totals_per_run = 64;
+
+}  // namespace lamina::inline LAMINA_ABI::detail

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <string>
+#include <type_traits>
+
 #include "lamina/detail/abi.hpp"
 
 #if !LAMINA_HAS_EXCEPTIONS
@@ -10,9 +13,8 @@
 
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// Throws. Compiled with -fno-exceptions there is no way back to a caller that made a mistake: the sentence goes to stderr
-/// and the program ends. What such a program can meet in its steps without a mistake of its own, frames from outside and
-/// gradients that are not finite, has calls that take a std::error_code.
+/// Throws. Compiled with -fno-exceptions there is no way back to a caller that made a mistake: the sentence goes to stderr and the program
+/// ends. What comes without a mistake of the program's, bytes from outside and gradients that are not finite, gives an error or a result.
 template <class Exception>
 [[noreturn]] void raise(const Exception& exception) {
 #if LAMINA_HAS_EXCEPTIONS
@@ -23,6 +25,27 @@ template <class Exception>
   std::fputs("\n", stderr);
   std::abort();
 #endif
+}
+
+/// Strings and numbers, one behind the other.
+template <class... Words>
+std::string sentence(const Words&... words) {
+  std::string all;
+  const auto append = [&all](const auto& word) {
+    if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(word)>>) {
+      all += std::to_string(word);
+    } else {
+      all += word;
+    }
+  };
+  (append(words), ...);
+  return all;
+}
+
+/// Throws an exception that says this: refuse<std::out_of_range>("there is no layer ", index).
+template <class Exception, class... Words>
+[[noreturn]] void refuse(const Words&... words) {
+  raise(Exception(sentence(words...)));
 }
 
 }  // namespace lamina::inline LAMINA_ABI::detail

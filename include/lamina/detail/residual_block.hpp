@@ -3,25 +3,128 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory_resource>
 #include <span>
+#include <stdexcept>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
-#include "lamina/detail/elementwise.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/reduce.hpp"
-#include "lamina/detail/screen.hpp"
-#include "lamina/detail/sources.hpp"
+#include "lamina/detail/loops.hpp"
+#include "lamina/detail/raise.hpp"
+#include "lamina/detail/simd.hpp"
+#include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"
 
+/// The memory of a residual, and how gradients are added to a block of it.
 namespace lamina::inline LAMINA_ABI::detail {
+
+/// Elements that are not initialised, from a cache line on: a page is touched first by the thread that first writes to it, and lies in that
+/// thread's part of the memory; blocks share no lines, and registers load aligned. The resource outlives it; null: operator new. Throws
+/// std::length_error for more bytes than there are addresses, std::bad_alloc, or what the resource throws.
+template <class T>
+requires std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>
+class buffer {
+ public:
+  explicit buffer(std::size_t count, std::pmr::memory_resource* resource = nullptr)
+      : resource_(resource != nullptr ? resource : std::pmr::new_delete_resource()), count_(count) {
+    if (count > static_cast<std::size_t>(-1) / sizeof(T))
+      refuse<std::length_error>("no room for ", count, " elements");
+    if (count > 0) elements_ = static_cast<T*>(resource_->allocate(count * sizeof(T), alignment_bytes));
+  }
+  buffer(const buffer&) = delete;
+  buffer& operator=(const buffer&) = delete;
+  ~buffer() {
+    if (count_ > 0) resource_->deallocate(elements_, count_ * sizeof(T), alignment_bytes);
+  }
+  T* data() const noexcept { return elements_; }
+  std::size_t size() const noexcept { return count_; }
+  T* begin() const noexcept { return elements_; }
+  T* end() const noexcept { return elements_ + count_; }
+
+ private:
+  static constexpr std::size_t alignment_bytes = alignof(T) > 64 ? alignof(T) : 64;
+
+  std::pmr::memory_resource* resource_;
+  std::size_t count_;
+  T* elements_ = nullptr;
+};
+
+/// Elements of all layers, zero at first, in one flat buffer.
+///
+/// A layer that is cleared is not written, nor is one that is new: the next gradient goes over what is there, in the threads that will
+/// use it, whose memory it then is. Zeros are written when a layer is read before, once, whichever thread reads first: const members may
+/// be called from several threads at a time.
+template <element T>
+class residual_memory {
+ public:
+  /// With `is_used` false: of no elements.
+  residual_memory(const layout& model, bool is_used, std::pmr::memory_resource* memory)
+      : model_(model), all_(is_used ? model.elements() : 0, memory), holds_(is_used ? model.layers() : 0) {}
+
+  /// Element `begin` of a layer, to write; it and those behind it are anything where the layer is clear.
+  T* at(std::size_t layer, std::size_t begin) noexcept { return all_.data() + model_.offset(layer) + begin; }
+  std::size_t size() const noexcept { return all_.size(); }
+  bool is_clear(std::size_t layer) const noexcept {
+    return holds_[layer].load(std::memory_order_relaxed) != content::numbers;
+  }
+  /// All elements of the layer were written.
+  void set_written(std::size_t layer) noexcept {
+    holds_[layer].store(content::numbers, std::memory_order_relaxed);
+  }
+
+  void clear(std::size_t layer, std::size_t begin, std::size_t end) {
+    if (begin == 0 && end == model_.sizes()[layer]) {
+      holds_[layer].store(content::anything, std::memory_order_relaxed);
+    } else if (!is_clear(layer)) {
+      std::fill_n(at(layer, begin), end - begin, T(0));
+    }
+  }
+
+  /// One layer, its zeros written.
+  std::span<T> read(std::size_t layer) const {
+    const std::span<T> elements(all_.data() + model_.offset(layer), model_.sizes()[layer]);
+    content holds = holds_[layer].load(std::memory_order_acquire);
+    if (holds == content::anything && holds_[layer].compare_exchange_strong(holds, content::becomes_zeros)) {
+      std::fill(elements.begin(), elements.end(), T(0));
+      holds_[layer].store(content::zeros, std::memory_order_release);
+      holds_[layer].notify_all();
+    } else if (holds == content::becomes_zeros) {
+      holds_[layer].wait(content::becomes_zeros, std::memory_order_acquire);
+    }
+    return elements;
+  }
+  std::span<const T> read() const {
+    for (std::size_t layer = 0; layer < holds_.size(); ++layer) read(layer);
+    return {all_.data(), all_.size()};
+  }
+  void write(std::span<const T> saved) {
+    std::copy(saved.begin(), saved.end(), all_.begin());
+    for (std::size_t layer = 0; layer < holds_.size(); ++layer) set_written(layer);
+  }
+
+ private:
+  /// What the memory of a layer holds.
+  enum class content : std::uint8_t {
+    anything,  // and counts as zero
+    becomes_zeros,
+    zeros,
+    numbers,
+  };
+
+  layout model_;
+  buffer<T> all_;
+  mutable std::vector<std::atomic<content>> holds_;
+};
 
 /// One block of a residual, and how gradients are added to it; each block in any thread.
 template <element T>
@@ -36,20 +139,16 @@ struct residual_block {
   T momentum;
   T scale;
 
-  struct result {
-    double total;         // of the residual, once the whole block was added
-    std::uint16_t taken;  // elements from the first on that were added
-  };
-
-  /// Adds up to the first element whose sum, or velocity, is not below `limit`. `gradient` is that of the layer.
+  /// Adds up to the first element whose sum, or velocity, is not below `limit`. `gradient` is that of the layer. Gives the total of the
+  /// residual, once the whole block was added, and the elements from the first on that were.
   template <class G, class Representative>
-  result add(std::span<const G> gradient, const Representative& representative, T limit) const {
+  block_result add(std::span<const G> gradient, const Representative& representative, T limit) const {
     if constexpr (chosen_at_run_time<Representative>) {
       if (representative.is_common()) return add(gradient, typename Representative::common(), limit);
     }
     if constexpr (chosen_at_run_time<Representative> || !takes_registers<Representative, T>) {
       // There is one loop that adds, over registers. What it has added is read once more, from cache.
-      result sums = add(gradient, sum_of_magnitudes(), limit);
+      block_result sums = add(gradient, sum_of_magnitudes(), limit);
       if (sums.taken == count) sums.total = total_of(representative, count);
       return sums;
     } else {
@@ -60,8 +159,8 @@ struct residual_block {
     }
   }
 
-  /// Adds the rest where the first elements were added, but for elements whose sum, or velocity, would not be finite; gives the
-  /// block's total, and how many these are.
+  /// Adds the rest where the first elements were added, but for elements whose sum, or velocity, would not be finite; gives the block's
+  /// total, and how many these are.
   template <class G, class Representative>
   std::pair<double, std::uint16_t> add_rest(std::span<const G> gradient, std::size_t taken,
                                             const Representative& representative) const {
@@ -69,7 +168,7 @@ struct residual_block {
     with_source(gradient, no_limit, [&](const auto& source) {
       for (std::size_t i = taken; i < count; ++i) {
         const std::array sum{source.at(i)};
-        if (may_take<T>(sum, source.carry)) {
+        if (may_take<T>(sum, source)) {
           source.put(i, sum[0]);
         } else {
           source.leave(i);
@@ -84,7 +183,7 @@ struct residual_block {
   template <class G>
   bool rest_is_finite(std::span<const G> gradient, std::size_t taken) const {
     return with_source(gradient, no_limit, [&](const auto& source) {
-      while (taken < count && may_take<T>(std::array{source.at(taken)}, source.carry)) ++taken;
+      while (taken < count && may_take<T>(std::array{source.at(taken)}, source)) ++taken;
       return taken == count;
     });
   }
@@ -174,17 +273,16 @@ struct residual_block {
   }
 
   template <class Representative, class Source>
-  result add_below(const Representative& representative, const Source& source) const {
-    const block_result sums = reduce_block<T>(representative, count, source);
-    std::size_t taken = sums.taken;
-    if (taken < count) [[unlikely]] {
+  block_result add_below(const Representative& representative, const Source& source) const {
+    block_result sums = reduce_block<T>(representative, count, source);
+    if (sums.taken < count) [[unlikely]] {
       // To the very element, so that what was added does not depend on the instruction set.
-      for (std::array sum{source.at(taken)}; may_take<T>(sum, source.carry); sum = {source.at(taken)}) {
-        source.put(taken, sum[0]);
-        if (++taken == count) break;
+      for (std::array sum{source.at(sums.taken)}; may_take<T>(sum, source); sum = {source.at(sums.taken)}) {
+        source.put(sums.taken, sum[0]);
+        if (++sums.taken == count) break;
       }
     }
-    return {sums.total, static_cast<std::uint16_t>(taken)};
+    return sums;
   }
 };
 

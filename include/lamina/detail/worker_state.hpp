@@ -9,27 +9,22 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
-#include "lamina/detail/gradient.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::detail {
 
@@ -40,8 +35,7 @@ struct worker_state {
       : options(given),
         functor(std::move(of_values)),
         cut(model, given.fragment_elements),
-        residual(cut.fragments(),
-                 {.non_finite = given.non_finite, .momentum = given.momentum, .memory = given.memory}),
+        residual(cut.fragments(), given),
         decisions(cut, given),
         in_frames(cut.fragments()),
         in_next(cut.fragments()),
@@ -50,31 +44,30 @@ struct worker_state {
         expected(cut.fragments().layers(), infinite_value),
         marks(cut.fragments().layers()),
         is_stale(cut.fragments().layers(), char{1}) {
-    if (model.layers() == 0) raise(std::invalid_argument("a model without layers has nothing to compress"));
+    if (model.layers() == 0) refuse<std::invalid_argument>("a model without layers has nothing to compress");
     check_payload_type(given.payload);
   }
 
   enum class mark : char { none, skipped, gradient };
+  enum class left : char { nothing, rounded, exact };
 
   void require_closed(const char* call) const {
     if (!is_open) return;
-    raise(std::logic_error(std::string(call) + ": step " + std::to_string(number) +
-                           " is open: commit() it, or let its handle go"));
+    refuse<std::logic_error>(call, ": step ", number, " is open: commit() it, or let its handle go");
   }
   void require_gradient(const char* call, std::size_t f) const {
     cut.fragments().check_layer(f);
     if (marks[f] != mark::none || cut.fragments().sizes()[f] == 0) return;
-    raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[cut.layer_of(f)].name +
-                           "' has no gradient in step " + std::to_string(number) + "; add() or skip() it"));
+    refuse<std::logic_error>(call, ": layer '", cut.model()[cut.layer_of(f)].name,
+                             "' has no gradient in step ", number, "; add() or skip() it");
   }
   // A frame points into the residual, which must not change under it.
   void require_here(const char* call, std::size_t layer) const {
     cut.model().check_layer(layer);
-    if (!has_left) return;
     for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) {
-      if (!(sequence == 0 ? decisions.sent() : in_frames).is_sent(f)) continue;
-      raise(std::logic_error(std::string(call) + ": layer '" + cut.model()[layer].name +
-                             "' was in a frame of step " + std::to_string(number) + " already"));
+      if (!in_frames.is_sent(f)) continue;
+      refuse<std::logic_error>(call, ": layer '", cut.model()[layer].name, "' was in a frame of step ",
+                               number, " already");
     }
   }
   void require_all(const char* call) const {
@@ -91,7 +84,9 @@ struct worker_state {
     ++opening;
     std::fill(marks.begin(), marks.end(), mark::none);
     is_open = true;
-    is_selected = is_given = has_left = is_exact = has_decision_values = false;
+    is_selected = is_given = has_decision_values = false;
+    has_left = left::nothing;
+    in_frames.clear();
     sequence = 0;
   }
   void close() noexcept { is_open = has_decision_values = false; }
@@ -101,12 +96,23 @@ struct worker_state {
     is_selected = false;
     decisions.undo(number--);
   }
-  void leave(bool exactly) noexcept {
-    has_left = true;
-    is_exact = exactly;
-  }
 
-  const encoded_frame& encode(const selection& sent, bool is_last, std::span<const std::byte> user) {
+  const encoded_frame& encode(const selection& fragments, bool is_last, std::span<const std::byte> user) {
+    if (fragments.model().fingerprint() != cut.fragments().fingerprint())
+      refuse<std::invalid_argument>("frame: the selection is of another layout than the worker's");
+    if (sequence == 0xffff) refuse<std::length_error>("frame: a step has at most 65,535 frames");
+    if (sequence == 0) in_frames.clear();
+    if (is_last) require_all("frame");
+    in_next.clear();
+    for (const std::size_t f : fragments.sent()) {
+      if (!decisions.sent().is_sent(f)) continue;
+      require_gradient("frame", f);
+      if (in_frames.is_sent(f)) {
+        refuse<std::logic_error>("frame: '", cut.fragments()[f].name, "' was in a frame of step ", number,
+                                 " already");
+      }
+      in_next.send(f);
+    }
     if (sequence == encoders.size())
       encoders.push_back(std::make_unique<frame_encoder<T>>(cut.fragments(), options.run));
     const encoded_frame& frame =
@@ -118,28 +124,8 @@ struct worker_state {
                                     .sequence = sequence,
                                     .is_last = is_last,
                                     .user = user},
-                                   sent, [this](std::size_t f) { return residual[f]; });
-    leave(options.payload == payload_type::as_is);
-    return frame;
-  }
-  const encoded_frame& encode_some(const selection& fragments, bool is_last,
-                                   std::span<const std::byte> user) {
-    if (fragments.model().fingerprint() != cut.fragments().fingerprint())
-      raise(std::invalid_argument("frame: the selection is of another layout than the worker's"));
-    if (sequence == 0xffff) raise(std::length_error("frame: a step has at most 65,535 frames"));
-    if (sequence == 0) in_frames.clear();
-    if (is_last) require_all("frame");
-    in_next.clear();
-    for (const std::size_t f : fragments.sent()) {
-      if (!decisions.sent().is_sent(f)) continue;
-      require_gradient("frame", f);
-      if (in_frames.is_sent(f)) {
-        raise(std::logic_error("frame: '" + cut.fragments()[f].name + "' was in a frame of step " +
-                               std::to_string(number) + " already"));
-      }
-      in_next.send(f);
-    }
-    const encoded_frame& frame = encode(in_next, is_last, user);
+                                   in_next, [this](std::size_t f) { return residual[f]; });
+    has_left = options.payload == payload_type::as_is ? left::exact : left::rounded;
     for (const std::size_t f : in_next.sent()) in_frames.send(f);
     ++sequence;
     return frame;
@@ -161,8 +147,8 @@ struct worker_state {
                                      const Execution& execution) {
     cut.model().check_layer(layer);
     if (!has_value(gradient)) {
-      raise(std::invalid_argument("layer '" + cut.model()[layer].name +
-                                  "': there is no tensor to add; skip() it"));
+      refuse<std::invalid_argument>("layer '", cut.model()[layer].name,
+                                    "': there is no tensor to add; skip() it");
     }
     return add(
         layer, layer + 1, [&](std::size_t, const auto& visitor) { visit_gradient<T>(gradient, visitor); },
@@ -171,11 +157,12 @@ struct worker_state {
   template <class Gradients, class Execution>
   std::optional<std::size_t> add(std::size_t first, std::size_t last, const Gradients& gradients,
                                  double scale, const Execution& execution) {
-    for (std::size_t layer = first; layer < last; ++layer)
-      gradients(layer, [&](auto from) { cut.model().check_size(layer, from.size()); });
     const auto by_fragment = [&](std::size_t f, const auto& visitor) {
-      gradients(cut.layer_of(f),
-                [&](auto from) { visitor(from.subspan(cut.begin(f), cut.fragments().sizes()[f])); });
+      const std::size_t layer = cut.layer_of(f);
+      gradients(layer, [&](auto from) {
+        cut.model().check_size(layer, from.size());
+        visitor(from.subspan(cut.begin(f), cut.fragments().sizes()[f]));
+      });
     };
     const std::size_t begin = cut.first(first);
     const std::size_t end = cut.first(last);
@@ -235,8 +222,8 @@ struct worker_state {
   void unpack(std::span<const T> packed, Tensors& gradients) const {
     const selection& sent = decisions.sent();
     if (packed.size() != sent.sent_elements()) {
-      raise(std::invalid_argument("unpack: " + std::to_string(packed.size()) + " elements where " +
-                                  std::to_string(sent.sent_elements()) + " were sent"));
+      refuse<std::invalid_argument>("unpack: ", packed.size(), " elements where ", sent.sent_elements(),
+                                    " were sent");
     }
     cut.model().check_count(std::size(gradients), "gradients");
     const auto visit = [&](std::size_t layer, const auto& visitor) {
@@ -270,26 +257,19 @@ struct worker_state {
     }
   }
 
-  bool is_rounded() const noexcept {
-    return !is_exact && options.payload != payload_type::as_is;
+  void leave_packed(left how) {
+    has_left = how;
+    in_frames = decisions.sent();
   }
-  // Takes out of the residual what has arrived of the fragments that are sent, all of them if nothing is said. What a rounded payload
-  // says of a fragment is computed anew, so that a frame need not live until commit().
+  bool is_rounded() const noexcept {
+    return has_left != left::exact && options.payload != payload_type::as_is;
+  }
+  // Takes out of the residual what has arrived of the fragments that are sent, all of them if nothing is said.
   void take_out(const delivery* arrived) {
-    // Before the first fragment is taken out: a commit that runs out of memory changes nothing.
-    std::size_t most = written.size();
     for (const std::size_t f : decisions.sent().sent()) {
-      if (is_rounded())
-        most = (std::max)(most, payload_bytes<T>(options.payload, cut.fragments().sizes()[f]));
-    }
-    written.resize(most);
-    for (const std::size_t f : decisions.sent().sent()) {
-      if (arrived != nullptr && arrived->lost_chunks(f) == arrived->chunks(f)) continue;
-      if (is_rounded()) detail::encode_payload<T>(options.payload, residual[f], written.data());
       is_stale[f] = 1;
       const auto take = [&](std::size_t begin, std::size_t end) {
-        if (!is_rounded()) return residual.clear(f, begin, end);
-        residual.subtract(f, options.payload, written.data(), begin, end);
+        residual.subtract(f, is_rounded() ? options.payload : payload_type::as_is, begin, end);
       };
       if (arrived != nullptr) {
         arrived->for_each_delivered(f, take);
@@ -318,7 +298,7 @@ struct worker_state {
   residual_accumulator<T> residual;
   selector decisions;
   std::vector<std::unique_ptr<frame_encoder<T>>> encoders;  // of the frames of a step
-  selection in_frames;  // what has left in frames of which the last is to come
+  selection in_frames;                                      // what has left, in frames or packed
   selection in_next;
   std::uint16_t sequence = 0;           // of the next frame
   std::vector<double> values;           // of the residual, where it is not stale
@@ -326,15 +306,13 @@ struct worker_state {
   std::vector<double> expected;         // of the next step
   std::vector<mark> marks;
   std::vector<char> is_stale;
-  std::vector<std::byte> written;  // of a fragment that is committed
-  std::uint64_t number = 0;        // of the step that is open, or was last
-  std::uint64_t opening = 0;       // tells handles apart, since load() can make a number come again
+  std::uint64_t number = 0;   // of the step that is open, or was last
+  std::uint64_t opening = 0;  // tells handles apart, since load() can make a number come again
   bool is_open = false;
   bool is_selected = false;
   bool is_given = false;  // selected before the first gradient
-  bool has_left = false;  // as a frame, or packed
-  bool is_exact = false;  // without rounding
   bool has_decision_values = false;
+  left has_left = left::nothing;  // as a frame, or packed
   std::exception_ptr thrown;
 };
 

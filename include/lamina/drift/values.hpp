@@ -10,16 +10,12 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
-#include "lamina/detail/layer_blocks.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
-#include "lamina/detail/reduce.hpp"
-#include "lamina/detail/sources.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 /// The parameters that a drift is between, and the values of its parts.
 namespace lamina::inline LAMINA_ABI::detail {

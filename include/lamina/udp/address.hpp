@@ -28,8 +28,8 @@
 #include <vector>
 
 #include "lamina/bounded/rate.hpp"
-#include "lamina/delivery.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/selection.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {
 

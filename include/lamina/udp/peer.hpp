@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lamina/bounded/bounded.hpp"
-#include "lamina/delivery.hpp"
+#include "lamina/selection.hpp"
 #include "lamina/udp/meeting.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {

@@ -78,7 +78,7 @@ void test_gradients() {
   for (const double momentum : {0.0, 0.5}) {
     lamina::residual_accumulator<T> whole(model, {.momentum = momentum});
     lamina::residual_accumulator<T> each(model,
-                                         {.non_finite = lamina::non_finite::skip, .momentum = momentum});
+                                         {.momentum = momentum, .non_finite = lamina::non_finite::skip});
     whole.accumulate(0, gradient);
     std::size_t left_out = 0;
     for (const G bad : special<G>::bad()) {

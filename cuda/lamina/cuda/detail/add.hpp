@@ -12,11 +12,11 @@
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 
-/// Combines the totals of blocks in the order of reduction.hpp, without a launch of its own: the group that completes a run of 64
+/// Combines the totals of blocks in the order of representative.hpp, without a launch of its own: the group that completes a run of 64
 /// combines it, whichever that is, and goes on with the run of runs that this one belongs to. Called by all of a group, which has
 /// `total` of a block in thread 0. Whether that completes the layer: then `total` is the layer's.
 LAMINA_ANY_CALLER template <class F, class T, class Group>
@@ -60,7 +60,7 @@ LAMINA_HOST_DEVICE bool complete_layer(const F& functor, const model_view<T>& at
   }
 }
 
-/// a <- a + g for all layers, and their values in the order of reduction.hpp. With momentum correction (Lin et al. 2018, eq. 4 and 5)
+/// a <- a + g for all layers, and their values in the order of representative.hpp. With momentum correction (Lin et al. 2018, eq. 4 and 5)
 /// u <- m u + g, a <- a + u for the first micro-batch gradient of a step; u <- u + g, a <- a + g for others, whose momentum is 1. An
 /// element whose sums are not finite is left out and counted. The thread block that is last to arrive ends the step's phase.
 ///

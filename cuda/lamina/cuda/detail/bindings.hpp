@@ -16,7 +16,6 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda::detail {
 

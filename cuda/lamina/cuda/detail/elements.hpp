@@ -8,12 +8,10 @@
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 #include "lamina/detail/finite.hpp"
-#include "lamina/detail/rounding.hpp"
 #include "lamina/half.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/reduction.hpp"
+#include "lamina/representative.hpp"
 
 /// LAMINA_CALLED stands before what is too long for a copy at each of its calls.
 /// LAMINA_UNROLLED stands before a loop over an array that is to stay in a GPU's registers: where nvcc leaves the loop, it puts the
@@ -60,7 +58,7 @@ LAMINA_HOST_DEVICE bool is_finite(T x) {
   // Not of NaN; of the magnitude, which the value needs as well.
   return std::abs(x) <= (std::numeric_limits<T>::max)();
 #else
-  return lamina::detail::is_finite_magnitude(std::abs(x));
+  return lamina::detail::is_finite(static_cast<double>(x));
 #endif
 }
 

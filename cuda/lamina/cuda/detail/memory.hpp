@@ -27,12 +27,10 @@
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/wire_header.hpp"
 #include "lamina/frame.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/state.hpp"
-#include "lamina/tiling.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 

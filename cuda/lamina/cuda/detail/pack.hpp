@@ -8,7 +8,7 @@
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/detail/thread_block.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/wire_header.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/payload.hpp"
 
 /// The kernel that goes over the blocks of the layers sent: into a frame, out of the residual, and back from a frame.

@@ -9,9 +9,9 @@
 #include "lamina/cuda/detail/elements.hpp"
 #include "lamina/cuda/detail/step.hpp"
 #include "lamina/cuda/detail/thread_block.hpp"
+#include "lamina/decision.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/decision.hpp"
-#include "lamina/detail/wire_header.hpp"
+#include "lamina/frame.hpp"
 #include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/threshold.hpp"
@@ -150,7 +150,7 @@ class crossing_search {
 inline constexpr std::size_t most_selected_with_add = 1024;
 
 /// Algorithm 1, the selection and the header of the frame, by one thread block: L values are little work, and thread blocks could not
-/// wait for each other. Decides by detail/decision.hpp, as lamina::selector does. A step that is decided already stays so.
+/// wait for each other. Decides by decision.hpp, as lamina::selector does. A step that is decided already stays so.
 template <element T>
 struct select_kernel {
   static constexpr unsigned threads = 512;

@@ -6,7 +6,6 @@
 
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 
 namespace lamina::inline LAMINA_ABI::cuda {
 

@@ -5,10 +5,9 @@
 #include <cstdint>
 
 #include "lamina/detail/abi.hpp"
-#include "lamina/detail/block.hpp"
 
 /// A kernel is written once, for a thread block: one of a GPU, or the single thread below where Thrust runs on a CPU. Its groups take
-/// a block of 4,096 elements each: on a GPU 16 threads with four of the 64 lanes of reduction.hpp, on a CPU one thread with all of them.
+/// a block of 4,096 elements each: on a GPU 16 threads with four of the 64 lanes of representative.hpp, on a CPU one thread with all of them.
 ///
 ///     static constexpr unsigned threads;                of a thread block on a GPU
 ///     static constexpr unsigned thread_blocks_at_once;  at least, on a multiprocessor of a GPU: limits registers

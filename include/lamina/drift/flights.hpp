@@ -2,11 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
@@ -23,8 +23,8 @@ namespace lamina::inline LAMINA_ABI::detail {
 template <element T>
 struct flight {
   std::uint64_t step = 0;
-  std::vector<std::size_t> parts;  // ascending
-  std::vector<T> elements;         // of the parts, one behind the other; none if it was lost
+  std::vector<std::uint64_t> parts;  // ascending
+  std::vector<T> elements;           // of the parts, one behind the other; none if it was lost
 
   bool is_lost() const noexcept { return elements.empty(); }
 };
@@ -42,15 +42,12 @@ class flights {
 
   /// That of a step whose update has come, or null. Throws std::logic_error for a step out of order.
   const flight<T>* due(std::uint64_t step) const {
-    if (step <= landed_) {
-      raise(std::logic_error("apply: the update of step " + std::to_string(step) +
-                             " comes after that of step " + std::to_string(landed_)));
-    }
+    if (step <= landed_)
+      refuse<std::logic_error>("apply: the update of step ", step, " comes after that of step ", landed_);
     if (count_ == 0 || flights_[0].step > step) return nullptr;
     if (flights_[0].step < step) {
-      raise(std::logic_error("apply: the update of step " + std::to_string(step) + " comes while step " +
-                             std::to_string(flights_[0].step) +
-                             " is under way; apply that, or abandon() it"));
+      refuse<std::logic_error>("apply: the update of step ", step, " comes while step ", flights_[0].step,
+                               " is under way; apply that, or abandon() it");
     }
     return flights_.data();
   }
@@ -83,7 +80,7 @@ class flights {
     for (std::size_t i = 0; i < count_; ++i) {
       if (flights_[i].step == step) return i;
     }
-    raise(std::logic_error(std::string(call) + ": step " + std::to_string(step) + " is not under way"));
+    refuse<std::logic_error>(call, ": step ", step, " is not under way");
   }
   void remove(std::size_t index) {
     const auto from = flights_.begin() + static_cast<std::ptrdiff_t>(index);
@@ -98,23 +95,19 @@ class flights {
 
 inline constexpr std::uint32_t flights_magic = 0x444d4cf5;  // the bytes F5 'L' 'M' 'D'
 
-/// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; and the
-/// steps under way, each as its number, how many parts and how many elements it has, their indices, and the elements, of which a
-/// lost one has none.
+/// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; and the steps under
+/// way, each as its number, how many parts and how many elements it has, their indices, and the elements, of which a lost one has none.
 template <element T>
 std::vector<std::byte> write_flights(const layout& parts, const selector::memory& memory, std::uint64_t step,
                                      const flights<T>& all) {
   std::vector<std::byte> bytes(sizeof(state_header));
   state_header header;
-  append(bytes, std::span<const std::uint64_t>(memory.sent_in));
-  const std::uint64_t counts[] = {all.landed(), all.count()};
-  append(bytes, std::span<const std::uint64_t>(counts));
+  append(bytes, memory.sent_in);
+  append(bytes, std::array<std::uint64_t, 2>{all.landed(), all.count()});
   for (std::size_t i = 0; i < all.count(); ++i) {
-    const std::uint64_t begin[] = {all[i].step, all[i].parts.size(), all[i].elements.size()};
-    append(bytes, std::span<const std::uint64_t>(begin));
-    append(bytes, std::span<const std::uint64_t>(
-                      std::vector<std::uint64_t>(all[i].parts.begin(), all[i].parts.end())));
-    append(bytes, std::span<const T>(all[i].elements));
+    append(bytes, std::array<std::uint64_t, 3>{all[i].step, all[i].parts.size(), all[i].elements.size()});
+    append(bytes, all[i].parts);
+    append(bytes, all[i].elements);
     header.elements += all[i].elements.size();
   }
   header.magic = flights_magic;
@@ -132,44 +125,38 @@ struct saved_flights {
 /// Throws decode_error with the errc, and std::invalid_argument for numbers that are not finite.
 template <element T>
 saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& parts) {
-  const std::string name = "saved drift";
-  const state_header header =
-      read_state_header(bytes, flights_magic, element_code<T>, state_flag_checksum, parts, name);
-  std::span<const std::byte> rest = bytes.subspan(sizeof header);
-  check_state(header, rest, name);
-  const auto take_numbers = [&](std::uint64_t count) {
-    return values_of<std::uint64_t>(take_bytes<std::uint64_t>(rest, count, name));
-  };
-  saved_flights<T> saved{{header.threshold, header.allowance, take_numbers(parts.layers())}, {}, header.step};
+  state_reader from(bytes, flights_magic, element_code<T>, state_flag_checksum, parts, "saved drift");
+  const state_header& header = from.header;
+  from.check_sum();
+  saved_flights<T> saved{
+      {header.threshold, header.allowance, from.numbers<std::uint64_t>(parts.layers())}, {}, header.step};
   for (const std::uint64_t sent_in : saved.memory.sent_in)
-    refuse_if(sent_in > header.step, errc::impossible_age, name);
-  const std::vector<std::uint64_t> counts = take_numbers(2);
-  refuse_if(counts[0] > header.step, errc::impossible_age, name);
-  saved.all.land(counts[0]);
+    from.refuse_if(sent_in > header.step, errc::impossible_age);
+  const std::vector<std::uint64_t> counts = from.numbers<std::uint64_t>(2);
   std::uint64_t last_step = counts[0];
+  from.refuse_if(last_step > header.step, errc::impossible_age);
+  saved.all.land(last_step);
   std::uint64_t elements_under_way = 0;
   for (std::uint64_t i = 0; i < counts[1]; ++i) {
-    const std::vector<std::uint64_t> begin = take_numbers(3);
-    refuse_if(begin[0] <= last_step || begin[0] > header.step, errc::impossible_age, name);
-    last_step = begin[0];
-    std::size_t elements = 0;
+    const std::vector<std::uint64_t> begin = from.numbers<std::uint64_t>(3);
+    from.refuse_if(begin[0] <= last_step || begin[0] > header.step, errc::impossible_age);
     flight<T>& next = saved.all.next();
-    next.step = begin[0];
-    for (const std::uint64_t part : take_numbers(begin[1])) {
-      refuse_if(part >= parts.layers() || (!next.parts.empty() && part <= next.parts.back()),
-                errc::wrong_layout, name);
-      next.parts.push_back(static_cast<std::size_t>(part));
-      elements += parts.sizes()[next.parts.back()];
+    next.step = last_step = begin[0];
+    std::uint64_t elements = 0;
+    next.parts = from.numbers<std::uint64_t>(begin[1]);
+    for (std::size_t k = 0; k < next.parts.size(); ++k) {
+      from.refuse_if(next.parts[k] >= parts.layers() || (k > 0 && next.parts[k] <= next.parts[k - 1]),
+                     errc::wrong_layout);
+      elements += parts.sizes()[next.parts[k]];
     }
-    refuse_if(begin[2] != elements && begin[2] != 0, errc::wrong_layout, name);
-    elements = static_cast<std::size_t>(begin[2]);
-    next.elements = values_of<T>(take_bytes<T>(rest, elements, name));
-    elements_under_way += elements;
-    if (!are_finite<T>(next.elements)) raise(std::invalid_argument("the saved drift holds NaN or infinity"));
+    from.refuse_if(begin[2] != elements && begin[2] != 0, errc::wrong_layout);
+    next.elements = from.numbers<T>(begin[2]);
+    elements_under_way += begin[2];
+    if (!are_finite<T>(next.elements)) refuse<std::invalid_argument>("the saved drift holds NaN or infinity");
     saved.all.launch();
   }
-  refuse_if(!rest.empty(), errc::trailing_bytes, name);
-  refuse_if(elements_under_way != header.elements, errc::wrong_layout, name);
+  from.check_end();
+  from.refuse_if(elements_under_way != header.elements, errc::wrong_layout);
   return saved;
 }
 
