@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "accumulate.hpp"
 #include "catch.hpp"
 #include "kernel_cases.hpp"
 #include "lamina/drift.hpp"
@@ -81,9 +82,9 @@ TEMPLATE_TEST_CASE("reduction: one order wherever the totals come from", "", flo
   const auto check = [&]<class F>(F functor, double expected) {
     CHECK(same_bits(functor(gradient[1]), expected));
     lamina::residual_accumulator<TestType> residual(model);
-    CHECK(same_bits(residual.accumulate(1, gradient[1], functor), expected));
+    CHECK(same_bits(accumulate(residual, 1, gradient[1], functor), expected));
     residual.clear(1);
-    CHECK(same_bits(residual.accumulate(1, gradient[1], functor, in_reverse), expected));
+    CHECK(same_bits(accumulate(residual, 1, gradient[1], functor, in_reverse), expected));
     lamina::worker<TestType, F> worker(model, {}, functor);
     CHECK(same_bits(worker.add(gradient, 1, in_reverse).values()[1], expected));
     lamina::drift_compressor<TestType, F> drift(model, {}, functor);

@@ -11,6 +11,7 @@
 #include <limits>
 #include <vector>
 
+#include "accumulate.hpp"
 #include "support.hpp"
 
 #if !defined(__FAST_MATH__)
@@ -19,6 +20,7 @@
 
 namespace {
 
+using lamina_test::accumulate;
 using lamina_test::throws;
 
 int failures = 0;
@@ -79,13 +81,14 @@ void test_gradients() {
     lamina::residual_accumulator<T> whole(model, {.momentum = momentum});
     lamina::residual_accumulator<T> each(model,
                                          {.momentum = momentum, .non_finite = lamina::non_finite::skip});
-    whole.accumulate(0, gradient);
+    accumulate(whole, 0, gradient);
     std::size_t left_out = 0;
     for (const G bad : special<G>::bad()) {
       for (std::size_t place = 0; place < length; place += place == 64 ? 3968 : 1) {
         gradient[place] = bad;
-        check(throws<lamina::non_finite_gradient>([&] { whole.accumulate(0, gradient); }), "accepted", place);
-        each.accumulate(0, gradient);
+        check(throws<lamina::non_finite_gradient>([&] { accumulate(whole, 0, gradient); }), "accepted",
+              place);
+        accumulate(each, 0, gradient);
         check(each.left_out_elements() == ++left_out, "not left out", place);
         check(each[0][place] == 0, "left out, but not as it was", place);
         each.clear(0);
@@ -103,9 +106,9 @@ void test_overflow() {
   lamina::residual_accumulator<T> each(model, {.non_finite = lamina::non_finite::skip});
   const T largest = std::numeric_limits<T>::max();
   const std::vector<T> gradient(70, largest);
-  for (auto* residual : {&whole, &each}) residual->accumulate(0, gradient);
-  check(throws<lamina::non_finite_gradient>([&] { whole.accumulate(0, gradient); }), "overflow accepted");
-  each.accumulate(0, gradient);
+  for (auto* residual : {&whole, &each}) accumulate(*residual, 0, gradient);
+  check(throws<lamina::non_finite_gradient>([&] { accumulate(whole, 0, gradient); }), "overflow accepted");
+  accumulate(each, 0, gradient);
   check(each.left_out_elements() == 70, "overflow not left out");
   check(holds(whole[0], largest) && holds(each[0], largest), "overflow touched the residual");
   for (const T bad : special<T>::bad()) {

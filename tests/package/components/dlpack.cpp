@@ -7,7 +7,8 @@
 
 int main() {
   const lamina::layout model({{"head", {10, 64}}});
-  lamina::residual_accumulator<float> residual(model);
+  lamina::worker<float, lamina::l1_norm> worker(model);
+  auto step = worker.begin();
   std::vector<float> memory(640, 2.0f);
   std::vector<std::int64_t> shape = {10, 64};
   DLTensor gradient{};
@@ -16,5 +17,6 @@ int main() {
   gradient.ndim = 2;
   gradient.dtype = {kDLFloat, 32, 1};
   gradient.shape = shape.data();
-  std::printf("%g\n", residual.accumulate(0, gradient, lamina::l1_norm{}));
+  step.add(0, gradient);
+  std::printf("%g\n", step.values()[0]);
 }

@@ -9,7 +9,9 @@
 
 int main() {
   const lamina::layout model({{"head", {10, 64}}});
-  lamina::residual_accumulator<float> residual(model);
+  lamina::worker<float, lamina::l1_norm> worker(model);
+  auto step = worker.begin();
   const at::Tensor gradient = at::full({10, 64}, 2.0, at::kFloat);
-  std::printf("%g\n", residual.accumulate(0, gradient, lamina::l1_norm{}));
+  step.add(0, gradient);
+  std::printf("%g\n", step.values()[0]);
 }
