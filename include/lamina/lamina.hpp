@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// Everything that needs no optional dependency.
+/// The core: everything for a worker and a server that needs no optional dependency. To read the headers, begin with tensor, layout,
+/// selection, representative, threshold, decision, residual and worker; then payload, frame, codec and server.
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"

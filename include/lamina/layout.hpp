@@ -18,6 +18,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 
+/// The layers of a model, and the fragments into which they are cut. Read tensor.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {

@@ -9,7 +9,7 @@
 
 #include "lamina/detail/abi.hpp"
 
-/// What a worker and a server can be told. Nothing here computes.
+/// What a worker and a server can be told. Nothing here computes. Read decision.hpp after.
 namespace lamina::inline LAMINA_ABI {
 
 /// What a frame is of.

@@ -9,6 +9,7 @@
 
 #include "lamina/detail/abi.hpp"
 
+/// How a mistake of the caller ends: in an exception or, without exceptions, in a sentence and the end of the program.
 namespace lamina::inline LAMINA_ABI::detail {
 
 /// Throws. Compiled with -fno-exceptions there is no way back to a caller that made a mistake: the sentence goes to stderr and the program

@@ -26,6 +26,7 @@
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 
+/// What a worker and its open step share. Read worker.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
 
 // What a worker and its open step share. It checks the order of calls; that its handle is of this step, the handle checks.
