@@ -13,6 +13,7 @@
 #include "common/method_steps.hpp"
 #include "common/model.hpp"
 #include "lamina/lamina.hpp"
+#include "lamina/local/local.hpp"
 
 namespace {
 
@@ -189,9 +190,9 @@ void power_sgd(benchmark::State& state) {
   lamina_benchmark::time_steps(state, model, worker, gradients);
 }
 
-// The drift of local updates: x and y are read, nothing is written.
+// The local delta of local updates: x and y are read, nothing is written.
 void observe(benchmark::State& state) {
-  lamina::drift_compressor<float> compressor(model);
+  lamina::local_delta<float> compressor(model);
   const std::vector<float> shared(model.elements(), 0.01F);
   std::vector<std::span<const float>> x;
   std::vector<std::vector<std::span<const float>>> y(gradients.size());

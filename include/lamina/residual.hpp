@@ -59,8 +59,8 @@ class residual_accumulator {
     for (layer_state& each : layers_) each.has_decayed = false;
   }
 
-  /// a_l <- a_l + g_l (eq. 1 of the paper) for the layers [first, last), and their representative values, in one pass: all of them are added
-  /// or, where one holds NaN or infinity or would overflow the residual, none, to within the rounding that non_finite::refuse says.
+  /// a_l <- a_l + g_l (eq. 1 of the paper) for the layers [first, last), and their representative values, in one pass: all of them are
+  /// added or, where one holds NaN or infinity or would overflow the residual, none, to within the rounding that non_finite::refuse says.
   ///
   /// \param first, last     of the layers
   /// \param gradients       called with a layer and a visitor, it calls visitor(std::span<const G>) with the gradient of that layer, of T,

@@ -11,6 +11,7 @@
 #include "catch.hpp"
 #include "counted_allocations.hpp"
 #include "lamina/lamina.hpp"
+#include "lamina/local/local.hpp"
 #include "steps.hpp"
 
 using namespace lamina_test;
@@ -165,17 +166,17 @@ TEST_CASE("allocation: what workers keep") {
       }
     });
   };
-  const auto drift = [&](lamina::payload_type payload) {
+  const auto delta = [&](lamina::payload_type payload) {
     return kept([&] {
-      lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0, .payload = payload});
+      lamina::local_delta<float> compressor(model, {.drop_ratio = 0, .payload = payload});
       compressor.observe_all(std::array{std::span(numbers)}, std::array{std::span(others)});
       compressor.select();
       compressor.encode(std::array{std::span(numbers)}, std::array{std::span(others)});
       compressor.commit();
     });
   };
-  const auto outer = [&](const lamina::outer_options& options) {
-    return kept([&] { lamina::outer_step<float> step(model, options); });
+  const auto outer = [&](const lamina::outer_optimizer_options& options) {
+    return kept([&] { lamina::outer_optimizer<float> step(model, options); });
   };
   using enum lamina::payload_type;
   const auto about = [](double bytes) { return Approx(bytes).margin(0.01); };
@@ -186,8 +187,8 @@ TEST_CASE("allocation: what workers keep") {
   CHECK(worker({.fragment_elements = 4096, .payload = bfloat16}) == about(4 + 2).margin(0.1));
   CHECK(worker({.payload = int8}) == about(4 + 1 + 1.0 / 64));
   CHECK(worker({.payload = int4}) == about(4 + 0.5 + 1.0 / 64));
-  CHECK(drift(as_is) == about(4));
-  CHECK(drift(int4) == about(4 + 0.5 + 1.0 / 64));
+  CHECK(delta(as_is) == about(4));
+  CHECK(delta(int4) == about(4 + 0.5 + 1.0 / 64));
   CHECK(outer({}) == about(0));
   CHECK(outer({.momentum = 0.5}) == about(4));
   CHECK(outer({.momentum = 0.5, .payload = int4}) == about(4 + 4));

@@ -256,10 +256,10 @@ inline std::error_code read_report(std::span<const std::byte> body, transfer_rep
                    report.seen, report.open_transfers);
 }
 
-/// WANTED and STOP: a report, and chunks as bitmaps of fragments. In WANTED those that are to be sent again, in STOP those that have arrived
-/// of each fragment that is incomplete; a STOP that lists none is of a complete transfer. Calls consume(fragment, bits) for each, in order,
-/// until something is wrong: truncated, wrong_length, no_such_chunk (no such fragment) or bad_list: fragments out of order or twice, a bit
-/// from c_l on. Allocates nothing.
+/// WANTED and STOP: a report, and chunks as bitmaps of fragments. In WANTED those that are to be sent again, in STOP those that have
+/// arrived of each fragment that is incomplete; a STOP that lists none is of a complete transfer. Calls consume(fragment, bits) for each,
+/// in order, until something is wrong: truncated, wrong_length, no_such_chunk (no such fragment) or bad_list: fragments out of order or
+/// twice, a bit from c_l on. Allocates nothing.
 template <class Consume>
 std::error_code read_list(std::span<const std::byte> body, const chunk_grid& grid, transfer_report& report,
                           Consume&& consume) {

@@ -46,9 +46,9 @@ inline void check_costs(const cost_table& costs) {
   }
 }
 
-/// Seconds that a collective over `elements` floats takes, on the rank for which that is most: alpha of each round, or of all that are under
-/// way together; of each round the larger of the bytes out and in times beta (both_ways where both are of one peer), and the bytes added, as
-/// float, times gamma. Throws as rounds_of does. Cost: O(P²).
+/// Seconds that a collective over `elements` floats takes, on the rank for which that is most: alpha of each round, or of all that are
+/// under way together; of each round the larger of the bytes out and in times beta (both_ways where both are of one peer), and the bytes
+/// added, as float, times gamma. Throws as rounds_of does. Cost: O(P²).
 [[nodiscard]] inline double seconds_of(operation what, algorithm how, std::size_t ranks, std::size_t elements,
                                        const cost_table& costs) {
   // Of rounds under way together.

@@ -152,8 +152,8 @@ class plan {
     return what == operation::all_gather ? payload_type::as_is : payload_;
   }
 
-  /// What ranks do in a step, one after the other, where every rank gets the mean of everything. With owners, who hand parameters round once
-  /// all is summed: those of the bucket summed last first, which the next forward pass needs first.
+  /// What ranks do in a step, one after the other, where every rank gets the mean of everything. With owners, who hand parameters round
+  /// once all is summed: those of the bucket summed last first, which the next forward pass needs first.
   [[nodiscard]] std::vector<task> tasks(bool has_owners) const {
     std::vector<task> all;
     for (std::size_t b = 0; b < buckets_.size(); ++b)

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <lamina/collectives/cost.hpp>
 #include <lamina/lamina.hpp>
+#include <lamina/local/local.hpp>
 #include <limits>
 #include <vector>
 
@@ -151,9 +152,9 @@ void test_thresholds() {
   check(throws<std::invalid_argument>([&] { build({.send_budget = nan_value}); }), "a budget of NaN");
   check(throws<std::invalid_argument>([&] { build({.momentum = nan_value}); }), "a momentum of NaN");
   for (const double bad : special<double>::bad()) {
-    check(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = bad}); }),
+    check(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.momentum = bad}); }),
           "a bad outer momentum");
-    check(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = bad}); }),
+    check(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.rate = bad}); }),
           "a bad outer rate");
     check(throws<std::invalid_argument>([&] {
             lamina::collectives::check_costs({bad, 1, 1, 1});

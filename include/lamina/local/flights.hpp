@@ -16,15 +16,15 @@
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 
-/// What a worker with local updates has sent and not seen applied, and its bytes.
+/// What a worker with local updates has sent and not seen applied, and its bytes. Read delta.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
 
 /// What one step sent.
 template <element T>
 struct flight {
   std::uint64_t step = 0;
-  std::vector<std::uint64_t> parts;  // ascending
-  std::vector<T> elements;           // of the parts, one behind the other; none if it was lost
+  std::vector<std::uint64_t> fragments;  // ascending
+  std::vector<T> elements;               // of the fragments, one behind the other; none if it was lost
 
   bool is_lost() const noexcept { return elements.empty(); }
 };
@@ -66,9 +66,9 @@ class flights {
 
   std::size_t count() const noexcept { return count_; }
   const flight<T>& operator[](std::size_t index) const { return flights_[index]; }
-  bool has(std::size_t part) const {
+  bool has(std::size_t fragment) const {
     for (std::size_t i = 0; i < count_; ++i) {
-      if (std::ranges::binary_search(flights_[i].parts, part)) return true;
+      if (std::ranges::binary_search(flights_[i].fragments, fragment)) return true;
     }
     return false;
   }
@@ -96,22 +96,22 @@ class flights {
 inline constexpr std::uint32_t flights_magic = 0x444d4cf5;  // the bytes F5 'L' 'M' 'D'
 
 /// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; and the steps under
-/// way, each as its number, how many parts and how many elements it has, their indices, and the elements, of which a lost one has none.
+/// way, each as its number, how many fragments and how many elements it has, their indices, and the elements, of which a lost one has none.
 template <element T>
-std::vector<std::byte> write_flights(const layout& parts, const selector::memory& memory, std::uint64_t step,
-                                     const flights<T>& all) {
+std::vector<std::byte> write_flights(const layout& fragments, const selector::memory& memory,
+                                     std::uint64_t step, const flights<T>& all) {
   std::vector<std::byte> bytes(sizeof(state_header));
   state_header header;
   append(bytes, memory.sent_in);
   append(bytes, std::array<std::uint64_t, 2>{all.landed(), all.count()});
   for (std::size_t i = 0; i < all.count(); ++i) {
-    append(bytes, std::array<std::uint64_t, 3>{all[i].step, all[i].parts.size(), all[i].elements.size()});
-    append(bytes, all[i].parts);
+    append(bytes, std::array<std::uint64_t, 3>{all[i].step, all[i].fragments.size(), all[i].elements.size()});
+    append(bytes, all[i].fragments);
     append(bytes, all[i].elements);
     header.elements += all[i].elements.size();
   }
   header.magic = flights_magic;
-  seal_state<T>(bytes, header, parts, memory, step);
+  seal_state<T>(bytes, header, fragments, memory, step);
   return bytes;
 }
 
@@ -124,12 +124,13 @@ struct saved_flights {
 
 /// Throws decode_error with the errc, and std::invalid_argument for numbers that are not finite.
 template <element T>
-saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& parts) {
-  state_reader from(bytes, flights_magic, element_code<T>, state_flag_checksum, parts, "saved drift");
+saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& fragments) {
+  state_reader from(bytes, flights_magic, element_code<T>, state_flag_checksum, fragments,
+                    "saved local delta");
   const state_header& header = from.header;
   from.check_sum();
   saved_flights<T> saved{
-      {header.threshold, header.allowance, from.numbers<std::uint64_t>(parts.layers())}, {}, header.step};
+      {header.threshold, header.allowance, from.numbers<std::uint64_t>(fragments.layers())}, {}, header.step};
   for (const std::uint64_t sent_in : saved.memory.sent_in)
     from.refuse_if(sent_in > header.step, errc::impossible_age);
   const std::vector<std::uint64_t> counts = from.numbers<std::uint64_t>(2);
@@ -143,16 +144,18 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& pa
     flight<T>& next = saved.all.next();
     next.step = last_step = begin[0];
     std::uint64_t elements = 0;
-    next.parts = from.numbers<std::uint64_t>(begin[1]);
-    for (std::size_t k = 0; k < next.parts.size(); ++k) {
-      from.refuse_if(next.parts[k] >= parts.layers() || (k > 0 && next.parts[k] <= next.parts[k - 1]),
-                     errc::wrong_layout);
-      elements += parts.sizes()[next.parts[k]];
+    next.fragments = from.numbers<std::uint64_t>(begin[1]);
+    for (std::size_t k = 0; k < next.fragments.size(); ++k) {
+      from.refuse_if(
+          next.fragments[k] >= fragments.layers() || (k > 0 && next.fragments[k] <= next.fragments[k - 1]),
+          errc::wrong_layout);
+      elements += fragments.sizes()[next.fragments[k]];
     }
     from.refuse_if(begin[2] != elements && begin[2] != 0, errc::wrong_layout);
     next.elements = from.numbers<T>(begin[2]);
     elements_under_way += begin[2];
-    if (!are_finite<T>(next.elements)) refuse<std::invalid_argument>("the saved drift holds NaN or infinity");
+    if (!are_finite<T>(next.elements))
+      refuse<std::invalid_argument>("the saved local delta holds NaN or infinity");
     saved.all.launch();
   }
   from.check_end();

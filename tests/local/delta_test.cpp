@@ -18,6 +18,7 @@
 
 #include "catch.hpp"
 #include "lamina/lamina.hpp"
+#include "lamina/local/local.hpp"
 #include "support.hpp"
 
 namespace {
@@ -51,7 +52,7 @@ enum class mistake {
   decays_all,            // the momentum also of parts that were not sent
   adds_rounding_twice,   // of d
   keeps_rounding_twice,  // of r
-  takes_its_own_mean,    // each worker's outer step has what that worker sent
+  takes_its_own_mean,    // each worker's outer optimizer has what that worker sent
   abandons_alone,        // a step that only it could not send, though all agree
   commits_lost_chunks,   // as if all had arrived
 };
@@ -65,7 +66,7 @@ enum class arrival { before_commit, after_commit, before_moves, before_observe }
 struct run_options {
   std::size_t workers = 4;
   lamina::worker_options compress = {};
-  lamina::outer_options outer = {};
+  lamina::outer_optimizer_options outer = {};
   std::size_t delay = 0;
   bool agrees = true;
   mistake made = mistake::none;
@@ -84,7 +85,7 @@ template <class T>
 class cluster {
  public:
   struct worker {
-    lamina::drift_compressor<T> compressor;
+    lamina::local_delta<T> compressor;
     tensors<T> x;
     tensors<T> y;
   };
@@ -98,7 +99,7 @@ class cluster {
   void add_worker(const lamina::layout& model, const tensors<T>& x) {
     lamina::worker_options compress = options_.compress;
     compress.sender = static_cast<std::uint32_t>(workers.size());
-    workers.push_back({lamina::drift_compressor<T>(model, compress), x, x});
+    workers.push_back({lamina::local_delta<T>(model, compress), x, x});
   }
 
   /// One step of all: worker w moves y by moves[w], and the update of the step `delay` before comes. Those in `lost` fail to
@@ -120,14 +121,14 @@ class cluster {
     std::vector<std::vector<std::byte>> frames;
     tensors<T> sent = zeros_of<T>(fragments());
     for (std::size_t w = 0; w < workers.size(); ++w) {
-      lamina::drift_compressor<T>& compressor = workers[w].compressor;
+      lamina::local_delta<T>& compressor = workers[w].compressor;
       if (options_.agrees) compressor.select(agreed);
       frames.push_back(compressor.encode(workers[w].x, workers[w].y).to_bytes());
     }
     // The update of this step is not among those under way yet.
     if (options_.when == arrival::before_commit) apply_while_more_than(options_.delay - 1);
     for (std::size_t w = 0; w < workers.size(); ++w) {
-      lamina::drift_compressor<T>& compressor = workers[w].compressor;
+      lamina::local_delta<T>& compressor = workers[w].compressor;
       if (std::ranges::find(lost, w) != lost.end()) {
         lose(compressor);
         continue;
@@ -169,7 +170,7 @@ class cluster {
   void apply_due() { apply_while_more_than(options_.delay); }
 
   const lamina::layout& fragments() const { return workers[0].compressor.fragments(); }
-  lamina::outer_step<T>& outer() { return outer_; }
+  lamina::outer_optimizer<T>& outer() { return outer_; }
   /// Whether all have the same bits of x, and where they agree, have chosen the same.
   bool agree() const {
     return std::ranges::all_of(workers, [&](const worker& each) {
@@ -185,7 +186,7 @@ class cluster {
   std::vector<worker> workers;
 
  private:
-  void lose(lamina::drift_compressor<T>& compressor) {
+  void lose(lamina::local_delta<T>& compressor) {
     if (!options_.agrees || options_.made == mistake::abandons_alone) {
       compressor.abandon();
     } else if (options_.lost_by == loss::before_commit) {
@@ -196,12 +197,12 @@ class cluster {
     }
   }
 
-  std::uint32_t sender_of(const lamina::drift_compressor<T>& compressor) const {
+  std::uint32_t sender_of(const lamina::local_delta<T>& compressor) const {
     const auto is_its = [&](const worker& each) { return &each.compressor == &compressor; };
     return static_cast<std::uint32_t>(std::ranges::find_if(workers, is_its) - workers.begin());
   }
   // Commits what arrives of the frame, in which the rest becomes zeros, as at a receiver.
-  void lose_chunks(lamina::drift_compressor<T>& compressor, std::vector<std::byte>& frame) {
+  void lose_chunks(lamina::local_delta<T>& compressor, std::vector<std::byte>& frame) {
     lamina::delivery arrived(compressor.chosen(), lamina::payload_block_elements);
     tensors<T> r = zeros_of<T>(fragments());
     const auto whole = lamina::decode<T>(frame, fragments());
@@ -232,7 +233,7 @@ class cluster {
             .to_bytes();
   }
 
-  std::vector<std::byte> update_of(lamina::server<T>& server, lamina::outer_step<T>& outer) {
+  std::vector<std::byte> update_of(lamina::server<T>& server, lamina::outer_optimizer<T>& outer) {
     tensors<T> d = zeros_of<T>(fragments());
     const std::uint64_t step = server.step();
     const lamina::selection arrived = server.arrived();
@@ -276,8 +277,8 @@ class cluster {
 
   run_options options_;
   std::mt19937 random_{29};
-  lamina::outer_step<T> outer_;
-  std::vector<lamina::outer_step<T>> own_outer_;  // of takes_its_own_mean
+  lamina::outer_optimizer<T> outer_;
+  std::vector<lamina::outer_optimizer<T>> own_outer_;  // of takes_its_own_mean
   std::deque<std::vector<std::vector<std::byte>>>
       under_way_;  // of each step one for all, or one for each worker
 };
@@ -341,7 +342,7 @@ class ledger {
 
 }  // namespace
 
-TEST_CASE("drift: the shared parameters are the same bits on every worker", "[oracle]") {
+TEST_CASE("local delta: the shared parameters are the same bits on every worker", "[oracle]") {
   std::mt19937 random(1);
   for (const auto payload : payloads) {
     for (const std::size_t delay : {0, 1, 3}) {
@@ -365,8 +366,9 @@ TEST_CASE("drift: the shared parameters are the same bits on every worker", "[or
   }
 }
 
-TEST_CASE("drift: an outer step of each worker's own makes of the shared parameters as many as workers",
-          "[control]") {
+TEST_CASE(
+    "local delta: an outer optimizer of each worker's own makes of the shared parameters as many as workers",
+    "[control]") {
   std::mt19937 random(1);
   run_options options{.made = mistake::takes_its_own_mean};
   options.outer = {.rate = 0.7, .momentum = 0.9};
@@ -375,7 +377,8 @@ TEST_CASE("drift: an outer step of each worker's own makes of the shared paramet
   CHECK(!all.agree());
 }
 
-TEST_CASE("drift: workers that agree choose the same parts, also when some could not send", "[oracle]") {
+TEST_CASE("local delta: workers that agree choose the same parts, also when some could not send",
+          "[oracle]") {
   const lamina::layout model = lamina_test::model_of({100, 100, 100, 100, 30});
   const auto run = [&](run_options options) {
     std::mt19937 random(18);
@@ -403,14 +406,14 @@ TEST_CASE("drift: workers that agree choose the same parts, also when some could
   }
 }
 
-TEST_CASE("drift: all workers together may abandon a step, and a part waits for its update on none") {
+TEST_CASE("local delta: all workers together may abandon a step, and a part waits for its update on none") {
   const lamina::layout model = lamina_test::model_of({100, 100});
   const tensors<float> x = zeros_of<float>(model);
   tensors<float> y = x;
   y[0][0] = 2;
   y[1][0] = 1;
   for (const bool is_committed : {false, true}) {
-    lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0.5});
+    lamina::local_delta<float> compressor(model, {.drop_ratio = 0.5});
     for (int t = 1; t <= 3; ++t) {
       compressor.observe_all(x, y);
       compressor.encode(x, y);
@@ -429,14 +432,14 @@ TEST_CASE("drift: all workers together may abandon a step, and a part waits for 
     compressor.select();
     compressor.commit_lost();
     CHECK(compressor.steps_under_way() == 1);
-    lamina::drift_compressor<float> resumed(model, {.drop_ratio = 0.5});
+    lamina::local_delta<float> resumed(model, {.drop_ratio = 0.5});
     resumed.load(compressor.save());
     CHECK(resumed.save() == compressor.save());
     CHECK(resumed.steps_under_way() == 1);
   }
 }
 
-TEST_CASE("drift: what all did is what was sent and what is left, to the bit", "[oracle]") {
+TEST_CASE("local delta: what all did is what was sent and what is left, to the bit", "[oracle]") {
   std::mt19937 random(2);
   for (const auto payload : payloads) {
     for (const std::size_t delay : {0, 2}) {
@@ -462,7 +465,7 @@ TEST_CASE("drift: what all did is what was sent and what is left, to the bit", "
   }
 }
 
-TEST_CASE("drift: what a payload takes away, both ways, is not lost and not added twice", "[oracle]") {
+TEST_CASE("local delta: what a payload takes away, both ways, is not lost and not added twice", "[oracle]") {
   const auto run = [](mistake made) {
     std::mt19937 random(19);
     run_options options{.made = made};
@@ -494,7 +497,8 @@ TEST_CASE("drift: what a payload takes away, both ways, is not lost and not adde
   CHECK(run(mistake::adds_rounding_twice) == std::pair(true, false));
 }
 
-TEST_CASE("drift: what is lost of a frame stays in the drift, to the bit, and all choose alike", "[oracle]") {
+TEST_CASE("local delta: what is lost of a frame stays in the local delta, to the bit, and all choose alike",
+          "[oracle]") {
   const auto run = [](lamina::payload_type payload, std::size_t delay, mistake made) {
     std::mt19937 random(23);
     run_options options{.delay = delay, .made = made, .chunk_loss = 0.3};
@@ -517,12 +521,13 @@ TEST_CASE("drift: what is lost of a frame stays in the drift, to the bit, and al
   CHECK_FALSE(run(lamina::payload_type::as_is, 0, mistake::commits_lost_chunks));
 }
 
-TEST_CASE("drift: a delivery that does not fit is refused, and what was encoded can still be committed") {
+TEST_CASE(
+    "local delta: a delivery that does not fit is refused, and what was encoded can still be committed") {
   tensors<float> x = zeros_of<float>(three_layers);
   tensors<float> y = x;
   y[0][7] = 1;
-  lamina::drift_compressor<float> compressor(three_layers,
-                                             {.drop_ratio = 0, .payload = lamina::payload_type::int8});
+  lamina::local_delta<float> compressor(three_layers,
+                                        {.drop_ratio = 0, .payload = lamina::payload_type::int8});
   const lamina::selection none(three_layers);
   CHECK_THROWS_WITH(compressor.commit(lamina::delivery(none, 64)),
                     Catch::Matchers::Contains("nothing to commit"));
@@ -540,7 +545,7 @@ TEST_CASE("drift: a delivery that does not fit is refused, and what was encoded 
   CHECK(frame.segments().empty());
 }
 
-TEST_CASE("drift: whoever overwrites in place of shifting loses what was done meanwhile", "[control]") {
+TEST_CASE("local delta: whoever overwrites in place of shifting loses what was done meanwhile", "[control]") {
   std::mt19937 random(3);
   run_options options{.delay = 2, .made = mistake::overwrites};
   options.compress.drop_ratio = 0.6;
@@ -553,7 +558,7 @@ TEST_CASE("drift: whoever overwrites in place of shifting loses what was done me
   CHECK(!books.balances(all));
 }
 
-TEST_CASE("drift: everything sent as it is and at once, nobody differs from the shared parameters",
+TEST_CASE("local delta: everything sent as it is and at once, nobody differs from the shared parameters",
           "[oracle]") {
   std::mt19937 random(4);
   run_options options;
@@ -565,7 +570,7 @@ TEST_CASE("drift: everything sent as it is and at once, nobody differs from the 
   }
 }
 
-TEST_CASE("drift: with SGD inside and everything sent, it is SGD on the mean gradient, bit for bit",
+TEST_CASE("local delta: with SGD inside and everything sent, it is SGD on the mean gradient, bit for bit",
           "[oracle]") {
   std::mt19937 random(5);
   run_options options;
@@ -588,7 +593,7 @@ TEST_CASE("drift: with SGD inside and everything sent, it is SGD on the mean gra
   }
 }
 
-TEST_CASE("drift: one worker alone goes on as if it were", "[oracle]") {
+TEST_CASE("local delta: one worker alone goes on as if it were", "[oracle]") {
   std::mt19937 random(6);
   run_options options{.workers = 1, .delay = 1};
   options.compress.drop_ratio = 0.5;
@@ -603,7 +608,7 @@ TEST_CASE("drift: one worker alone goes on as if it were", "[oracle]") {
   }
 }
 
-TEST_CASE("drift: when in a step an update comes changes nothing", "[oracle]") {
+TEST_CASE("local delta: when in a step an update comes changes nothing", "[oracle]") {
   for (const std::size_t delay : {1, 3}) {
     for (const bool agrees : {true, false}) {
       const auto run = [&](arrival when) {
@@ -641,10 +646,10 @@ TEST_CASE("drift: when in a step an update comes changes nothing", "[oracle]") {
   }
 }
 
-TEST_CASE("drift: no update is applied between the values of a step and what they choose") {
-  // Applied before the values are taken, b is sent, which then has the larger drift: after that, a, of which nothing is left.
+TEST_CASE("local delta: no update is applied between the values of a step and what they choose") {
+  // Applied before the values are taken, b is sent, which then has the larger local delta: after that, a, of which nothing is left.
   const lamina::layout model = lamina_test::model_of({4, 4});
-  lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0.6});
+  lamina::local_delta<float> compressor(model, {.drop_ratio = 0.6});
   tensors<float> x = zeros_of<float>(model);
   tensors<float> y = {{8, 8, 8, 8}, {1, 1, 1, 1}};
   compressor.observe_all(x, y);
@@ -670,9 +675,9 @@ TEST_CASE("drift: no update is applied between the values of a step and what the
   CHECK(x[0][0] == 8);
 }
 
-TEST_CASE("drift: an update of a step that was not committed is refused") {
+TEST_CASE("local delta: an update of a step that was not committed is refused") {
   const lamina::layout model = lamina_test::model_of({4});
-  lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0});
+  lamina::local_delta<float> compressor(model, {.drop_ratio = 0});
   tensors<float> x = zeros_of<float>(model);
   tensors<float> y = {{1, 1, 1, 1}};
   const auto message_of = [](const auto& call) { return lamina_test::message_of<std::logic_error>(call); };
@@ -697,15 +702,15 @@ TEST_CASE("drift: an update of a step that was not committed is refused") {
   const auto bytes = encoder.encode({.kind = lamina::frame_kind::updates, .step = 9}, all, give).to_bytes();
   CHECK(message_of([&] { compressor.apply(lamina::decode<float>(bytes, model), x, y); }) ==
         "apply: the update of step 9 comes before that step was committed");
-  lamina::drift_compressor<float> resumed(model, {.drop_ratio = 0});
+  lamina::local_delta<float> resumed(model, {.drop_ratio = 0});
   resumed.load(compressor.save());
   CHECK(resumed.step() == 3);
 }
 
-TEST_CASE("drift: a step that is forgotten is in the drift again, and its update still applies") {
+TEST_CASE("local delta: a step that is forgotten is in the local delta again, and its update still applies") {
   const lamina::layout model = lamina_test::model_of({4, 4});
   for (const bool by_frame : {true, false}) {
-    lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0});
+    lamina::local_delta<float> compressor(model, {.drop_ratio = 0});
     tensors<float> x = zeros_of<float>(model);
     tensors<float> y = {{1, 1, 1, 1}, {2, 2, 2, 2}};
     compressor.observe_all(x, y);
@@ -736,12 +741,12 @@ TEST_CASE("drift: a step that is forgotten is in the drift again, and its update
   }
 }
 
-TEST_CASE("drift: updates that are not finite are refused") {
+TEST_CASE("local delta: updates that are not finite are refused") {
   const lamina::layout model = lamina_test::model_of({4, 5000});
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     tensors<float> broken = zeros_of<float>(model);
     broken[1][4999] = bad;
-    lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0});
+    lamina::local_delta<float> compressor(model, {.drop_ratio = 0});
     tensors<float> x = zeros_of<float>(model);
     tensors<float> y = zeros_of<float>(model);
     y[0][0] = 1;
@@ -775,7 +780,7 @@ TEST_CASE("drift: updates that are not finite are refused") {
   }
 }
 
-TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same bits", "[oracle]") {
+TEST_CASE("local delta: saved with steps under way and resumed, it goes on to the same bits", "[oracle]") {
   for (const auto payload : payloads) {
     run_options options{.delay = 2};
     options.compress.send_budget = 0.3;
@@ -790,12 +795,12 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
     cluster<float> resumed = whole;
     for (auto& each : resumed.workers) {
       const auto bytes = each.compressor.save();
-      each.compressor = lamina::drift_compressor<float>(three_layers, options.compress);
+      each.compressor = lamina::local_delta<float>(three_layers, options.compress);
       each.compressor.load(bytes);
       CHECK(each.compressor.save() == bytes);
       CHECK(each.compressor.steps_under_way() == 2);
     }
-    lamina::outer_step<float> outer(resumed.fragments(), options.outer);
+    lamina::outer_optimizer<float> outer(resumed.fragments(), options.outer);
     outer.restore(resumed.outer().momentum(), resumed.outer().rounding());
     resumed.outer() = outer;
     for (int t = 0; t < 7; ++t) {
@@ -805,7 +810,7 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
         lamina::worker_options compress = options.compress;
         compress.sender = static_cast<std::uint32_t>(w);
         const auto bytes = resumed.workers[w].compressor.save();
-        resumed.workers[w].compressor = lamina::drift_compressor<float>(three_layers, compress);
+        resumed.workers[w].compressor = lamina::local_delta<float>(three_layers, compress);
         resumed.workers[w].compressor.load(bytes);
       }
       whole.step(moves);
@@ -820,8 +825,10 @@ TEST_CASE("drift: saved with steps under way and resumed, it goes on to the same
   }
 }
 
-TEST_CASE("drift: one that joins begins at the shared parameters, and one that leaves hands its drift over",
-          "[oracle]") {
+TEST_CASE(
+    "local delta: one that joins begins at the shared parameters, and one that leaves hands its local delta "
+    "over",
+    "[oracle]") {
   // 2 and 4 workers, so that means are exact.
   for (const std::size_t delay : {0, 2}) {
     for (const bool joins : {true, false}) {  // or takes another's saved bytes for its own
@@ -858,7 +865,7 @@ TEST_CASE("drift: one that joins begins at the shared parameters, and one that l
         step();
         balances &= agree();
       }
-      // With a step under way the other's r is not in this one's drift.
+      // With a step under way the other's r is not in this one's local delta.
       CHECK(balances == (joins || delay == 0));
       if (!balances) continue;
 
@@ -881,7 +888,8 @@ TEST_CASE("drift: one that joins begins at the shared parameters, and one that l
   }
 }
 
-TEST_CASE("drift: resumed by another number of workers, each has the mean of the drifts", "[oracle]") {
+TEST_CASE("local delta: resumed by another number of workers, each has the mean of the local deltas",
+          "[oracle]") {
   for (const bool takes_mean : {true, false}) {
     std::mt19937 random(20);
     run_options options;
@@ -909,10 +917,10 @@ TEST_CASE("drift: resumed by another number of workers, each has the mean of the
   }
 }
 
-TEST_CASE("drift: the values are those of the differences, with any functor and execution") {
+TEST_CASE("local delta: the values are those of the differences, with any functor and execution") {
   std::mt19937 random(9);
   const auto check = [&]<class F>(F functor) {
-    lamina::drift_compressor<float, F> compressor(three_layers, {.fragment_elements = 4096}, functor);
+    lamina::local_delta<float, F> compressor(three_layers, {.fragment_elements = 4096}, functor);
     const auto moves = random_moves<float>(random, three_layers, 2);
     const auto in_reverse = [](std::size_t pieces, auto&& work) {
       for (std::size_t i = pieces; i-- > 0;) work(i);
@@ -935,12 +943,12 @@ TEST_CASE("drift: the values are those of the differences, with any functor and 
   check(lamina::max_abs{});
 }
 
-TEST_CASE("drift: what is packed is what the frame says") {
+TEST_CASE("local delta: what is packed is what the frame says") {
   std::mt19937 random(16);
   const tensors<float> x = zeros_of<float>(three_layers);
   const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
   for (const auto payload : payloads) {
-    lamina::drift_compressor<float> compressor(three_layers, {.drop_ratio = 0, .payload = payload});
+    lamina::local_delta<float> compressor(three_layers, {.drop_ratio = 0, .payload = payload});
     compressor.observe_all(x, y);
     compressor.select();
     std::vector<float> packed(compressor.chosen().sent_elements());
@@ -957,10 +965,10 @@ TEST_CASE("drift: what is packed is what the frame says") {
   }
 }
 
-TEST_CASE("drift: a part that is under way is not selected again, whatever asks for it") {
+TEST_CASE("local delta: a part that is under way is not selected again, whatever asks for it") {
   std::mt19937 random(10);
   lamina::worker_options options{.drop_ratio = 0, .at_least_every = 1, .always_sent = {1}};
-  lamina::drift_compressor<float> compressor(three_layers, options);
+  lamina::local_delta<float> compressor(three_layers, options);
   tensors<float> x = zeros_of<float>(three_layers);
   tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
   compressor.observe_all(x, y);
@@ -989,7 +997,7 @@ TEST_CASE("drift: a part that is under way is not selected again, whatever asks 
   CHECK(compressor.chosen().is_sent(2));
 }
 
-TEST_CASE("drift: by value times waiting the agreed value counts for the steps since the part was sent",
+TEST_CASE("local delta: by value times waiting the agreed value counts for the steps since the part was sent",
           "[oracle]") {
   // Written out: the part of the largest product goes out, one in each step, as the budget has it.
   const lamina::layout model = lamina_test::model_of({64, 64, 64, 64, 64});
@@ -1025,16 +1033,16 @@ TEST_CASE("drift: by value times waiting the agreed value counts for the steps s
         sent_in[expected] = t;
         for (auto& each : drifts) each[expected] = 0;
       }
-      // The slowest drifts a thirty-first as fast as the quickest.
+      // The slowest local deltas a thirty-first as fast as the quickest.
       CHECK((sent_in[0] > 180) == waits);
     }
   }
 }
 
-TEST_CASE("drift: a step that is abandoned counts as waited, one that is lost as sent") {
+TEST_CASE("local delta: a step that is abandoned counts as waited, one that is lost as sent") {
   const lamina::layout model = lamina_test::model_of({64, 64});
   for (const bool is_lost : {true, false}) {
-    lamina::drift_compressor<float> compressor(model, {.drop_ratio = 0.5, .by_score = true});
+    lamina::local_delta<float> compressor(model, {.drop_ratio = 0.5, .by_score = true});
     tensors<float> x = zeros_of<float>(model);
     tensors<float> y = {std::vector<float>(64, 3.0F), std::vector<float>(64, 2.0F)};
     compressor.observe_all(x, y);
@@ -1053,25 +1061,26 @@ TEST_CASE("drift: a step that is abandoned counts as waited, one that is lost as
   }
 }
 
-TEST_CASE("drift: what is called out of order, or does not fit, is named and changes nothing") {
+TEST_CASE("local delta: what is called out of order, or does not fit, is named and changes nothing") {
   tensors<float> x = zeros_of<float>(three_layers);
   tensors<float> y = zeros_of<float>(three_layers);
   y[0][1] = 1;
-  lamina::drift_compressor<float> compressor(three_layers, {.drop_ratio = 0.1, .run = 7});
+  lamina::local_delta<float> compressor(three_layers, {.drop_ratio = 0.1, .run = 7});
   const auto message_of = [](const auto& call) { return lamina_test::message_of<std::exception>(call); };
 
-  CHECK(message_of([&] { lamina::drift_compressor<float>(three_layers, {.momentum = 0.9}); }) ==
-        "momentum: a drift has none, the worker's optimizer may");
+  CHECK(message_of([&] { lamina::local_delta<float>(three_layers, {.momentum = 0.9}); }) ==
+        "momentum: a local delta has none, the worker's optimizer may");
   CHECK(message_of([&] {
-          lamina::drift_compressor<float>(three_layers, {.non_finite = lamina::non_finite::skip});
-        }) == "non_finite: nothing can be left out of a drift, so refuse");
+          lamina::local_delta<float>(three_layers, {.non_finite = lamina::non_finite::skip});
+        }) == "non_finite: nothing can be left out of a local delta, so refuse");
   CHECK(message_of([&] { lamina::worker<float>(three_layers, {.payload = lamina::payload_type(9)}); }) ==
         "payload 9 is none of payload_type");
-  CHECK(message_of([&] { lamina::outer_step<float>(three_layers, {.payload = lamina::payload_type(5)}); }) ==
-        "payload 5 is none of payload_type");
-  CHECK(throws<std::invalid_argument>([&] { lamina::drift_compressor<float>(lamina_test::model_of({})); }));
-  CHECK(throws<std::invalid_argument>(
-      [&] { lamina::drift_compressor<float>(three_layers, {.always_sent = {3}}); }));
+  CHECK(message_of([&] {
+          lamina::outer_optimizer<float>(three_layers, {.payload = lamina::payload_type(5)});
+        }) == "payload 5 is none of payload_type");
+  CHECK(throws<std::invalid_argument>([&] { lamina::local_delta<float>(lamina_test::model_of({})); }));
+  CHECK(
+      throws<std::invalid_argument>([&] { lamina::local_delta<float>(three_layers, {.always_sent = {3}}); }));
 
   CHECK(message_of([&] { compressor.select(); }) == "select: step 0 has ended; observe the next one first");
   CHECK(throws<std::logic_error>([&] { compressor.commit(); }));
@@ -1129,12 +1138,13 @@ TEST_CASE("drift: what is called out of order, or does not fit, is named and cha
         "apply: the update of step 1 comes after that of step 1");
 }
 
-TEST_CASE("drift: parameters that are not finite are refused, and the layer named, unless the caller knows") {
+TEST_CASE(
+    "local delta: parameters that are not finite are refused, and the layer named, unless the caller knows") {
   tensors<float> x = zeros_of<float>(three_layers);
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     tensors<float> y = x;
     y[0][4500] = bad;
-    lamina::drift_compressor<float> compressor(three_layers, {.fragment_elements = 4096});
+    lamina::local_delta<float> compressor(three_layers, {.fragment_elements = 4096});
     try {
       compressor.observe_all(x, y);
       FAIL("nothing was thrown");
@@ -1146,11 +1156,11 @@ TEST_CASE("drift: parameters that are not finite are refused, and the layer name
   }
 }
 
-TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refused") {
+TEST_CASE("local delta: saved bytes that are damaged, cut or of another model are refused") {
   std::mt19937 random(11);
   const tensors<float> x = zeros_of<float>(three_layers);
   const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
-  lamina::drift_compressor<float> compressor(three_layers, {.drop_ratio = 0.01});
+  lamina::local_delta<float> compressor(three_layers, {.drop_ratio = 0.01});
   for (int t = 0; t < 2; ++t) {
     compressor.observe_all(x, y);
     compressor.encode(x, y);
@@ -1158,7 +1168,7 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   }
   const std::vector<std::byte> bytes = compressor.save();
   const auto code_of = [&](std::vector<std::byte> changed, const lamina::layout& model) -> std::error_code {
-    lamina::drift_compressor<float> other(model);
+    lamina::local_delta<float> other(model);
     try {
       other.load(changed);
     } catch (const lamina::decode_error& refused) {
@@ -1205,7 +1215,7 @@ TEST_CASE("drift: saved bytes that are damaged, cut or of another model are refu
   CHECK(code_of(unprotected(24, 1), three_layers) == lamina::errc::wrong_layout);         // elements
 }
 
-TEST_CASE("outer step: a part that was not sent keeps its momentum", "[oracle]") {
+TEST_CASE("outer optimizer: a part that was not sent keeps its momentum", "[oracle]") {
   const auto run = [](mistake made) {
     std::mt19937 random(14);
     run_options options{.made = made};
@@ -1231,11 +1241,11 @@ TEST_CASE("outer step: a part that was not sent keeps its momentum", "[oracle]")
   CHECK(!run(mistake::decays_all));
 }
 
-TEST_CASE("drift: frames of updates are taken where they belong and nowhere else") {
+TEST_CASE("local delta: frames of updates are taken where they belong and nowhere else") {
   std::mt19937 random(15);
   const tensors<float> x = zeros_of<float>(three_layers);
   const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
-  lamina::drift_compressor<float> compressor(three_layers, {.drop_ratio = 0.01});
+  lamina::local_delta<float> compressor(three_layers, {.drop_ratio = 0.01});
   compressor.observe_all(x, y);
   const auto bytes = compressor.encode(x, y).to_bytes();
   const auto view = lamina::decode<float>(bytes, three_layers);

@@ -30,12 +30,12 @@ class Workers:
             sent.append(part)
         self.allowance -= sum(self.sizes[part] for part in sent)
         for part in sent:
-            drifts = [self.x[part] - y[part] for y in self.y]
-            mean = np.mean(drifts, axis=0)
+            local deltas = [self.x[part] - y[part] for y in self.y]
+            mean = np.mean(local deltas, axis=0)
             self.m[part] = self.momentum * self.m[part] + mean
             d = self.rate * (mean + self.momentum * self.m[part])
             self.x[part] = (self.x[part] - d).astype(np.float32)
-            for y, r in zip(self.y, drifts):
+            for y, r in zip(self.y, local deltas):
                 y[part] = (y[part] + r - d).astype(np.float32)
             self.came[part] = t
         return sorted(sent)
@@ -48,9 +48,9 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
     sizes = [64, 64, 64, 64, 64, 64, 64, 64]
     layout = lamina.Layout({str(l): (size,) for l, size in enumerate(sizes)})
     oracle = Workers(world, sizes, 0.25, 0.7, 0.9, waits)
-    workers = [lamina.DriftCompressor(layout, send_budget=0.25, by_score=waits)
+    workers = [lamina.LocalDelta(layout, send_budget=0.25, by_score=waits)
                for _ in range(world)]
-    outers = [lamina.OuterStep(layout, rate=0.7, momentum=0.9) for _ in range(world)]
+    outers = [lamina.OuterOptimizer(layout, rate=0.7, momentum=0.9) for _ in range(world)]
     x = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
     y = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
     waited = 0
@@ -87,7 +87,7 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
 
 def drifting(payload="as_is", **options):
     layout = lamina.Layout({"a": (5000,), "b": (70,)})
-    worker = lamina.DriftCompressor(layout, fragment_elements=4096, payload=payload, **options)
+    worker = lamina.LocalDelta(layout, fragment_elements=4096, payload=payload, **options)
     draw = np.random.default_rng(1)
     x = [np.zeros(size, np.float32) for size in layout.sizes]
     y = [draw.standard_normal(size).astype(np.float32) for size in layout.sizes]
@@ -133,12 +133,12 @@ def test_saved_and_resumed_with_a_step_under_way():
         outer(sent, packed)
         return packed
 
-    outer = lamina.OuterStep(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
+    outer = lamina.OuterOptimizer(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
     first = step(worker, x, y, outer)
     again, copies = drifting(send_budget=0.9, by_score=True)[0], ([a.copy() for a in x], [a.copy() for a in y])
     again.load(worker.save())
     assert again.steps_under_way == 1
-    resumed = lamina.OuterStep(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
+    resumed = lamina.OuterOptimizer(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
     resumed.restore(outer.momentum(), outer.rounding())
     for each, (own_x, own_y), own_outer in ((worker, (x, y), outer), (again, copies, resumed)):
         for each_y in own_y:
@@ -184,9 +184,9 @@ def test_what_does_not_fit_is_named():
         (RuntimeError, "observe the next one first", lambda: worker.select()),
         (RuntimeError, "nothing to commit", lambda: worker.commit()),
         (RuntimeError, "not under way", lambda: worker.forget(3)),
-        (lamina.DecodeError, "saved drift", lambda: worker.load(b"xxx")),
-        (ValueError, "outer rate", lambda: lamina.OuterStep(worker.fragments, rate=0)),
-        (ValueError, "outer momentum", lambda: lamina.OuterStep(worker.fragments, momentum=1)),
+        (lamina.DecodeError, "saved local delta", lambda: worker.load(b"xxx")),
+        (ValueError, "outer rate", lambda: lamina.OuterOptimizer(worker.fragments, rate=0)),
+        (ValueError, "outer momentum", lambda: lamina.OuterOptimizer(worker.fragments, momentum=1)),
         (ValueError, "kind must be one of gradients, updates", lambda: lamina.Server(worker.fragments, kind="parameters")),
     ]
     for error, message, call in refused:
@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ValueError, match="'b'.*not finite"):
         worker.observe_all(x, y)
     assert worker.step == 0
-    outer = lamina.OuterStep(worker.fragments, momentum=0.5)
+    outer = lamina.OuterOptimizer(worker.fragments, momentum=0.5)
     with pytest.raises(ValueError, match="mean has 3 elements, the parts 70"):
         outer([2], np.zeros(3, np.float32))
     with pytest.raises(IndexError):
@@ -204,5 +204,5 @@ def test_what_does_not_fit_is_named():
     outer([2], np.full(70, 3e38, np.float32) / 2)
     with pytest.raises(ValueError, match="holds NaN or infinity, or its update would"):
         outer([2], np.full(70, 3e38, np.float32))
-    with pytest.raises(ValueError, match="the saved outer step has 3 and 0 elements"):
+    with pytest.raises(ValueError, match="the saved outer optimizer has 3 and 0 elements"):
         outer.restore(np.zeros(3, np.float32), outer.rounding())

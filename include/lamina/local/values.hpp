@@ -17,7 +17,7 @@
 #include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"
 
-/// The parameters that a drift is between, and the values of its parts.
+/// The two sets of parameters that a local delta lies between, and the values of its fragments. Read delta.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
 
 /// Of a layer, x, the parameters that all share, and y, those that a worker computes with; of const elements to be read.
@@ -32,9 +32,8 @@ struct parameter_pair {
 template <class U, class Shared, class Local>
 void take_pairs(const layout& model, Shared& shared, Local& local, std::vector<parameter_pair<U>>& pairs) {
   if (std::size(shared) != model.layers() || std::size(local) != model.layers()) {
-    raise(std::invalid_argument("the model has " + std::to_string(model.layers()) + " layers, got " +
-                                std::to_string(std::size(shared)) + " and " +
-                                std::to_string(std::size(local)) + " tensors"));
+    refuse<std::invalid_argument>("the model has ", model.layers(), " layers, got ", std::size(shared),
+                                  " and ", std::size(local), " tensors");
   }
   const auto elements = [](auto&& tensor) -> std::span<U> {
     if constexpr (std::is_const_v<U>)
@@ -51,42 +50,45 @@ void take_pairs(const layout& model, Shared& shared, Local& local, std::vector<p
   }
 }
 
-/// The value of each part of x - y.
+/// The value of each fragment of x - y.
 template <element T, representative Representative>
-class drift_values {
+class delta_values {
  public:
-  drift_values(const layout& parts, Representative functor)
-      : functor_(std::move(functor)), blocks_(parts), values_(parts.layers()), totals_(blocks_.count()) {}
+  delta_values(const layout& fragments, Representative functor)
+      : functor_(std::move(functor)),
+        blocks_(fragments),
+        values_(fragments.layers()),
+        totals_(blocks_.count()) {}
 
   [[nodiscard]] std::span<const double> all() const noexcept { return values_; }
 
-  /// Gives the first part of which a difference is NaN or infinite, and changes no value then, or the number of parts where none is.
-  /// Cost: one read of x and y.
+  /// Gives the first fragment of which a difference is NaN or infinite, and changes no value then, or the number of fragments where none
+  /// is. Cost: one read of x and y.
   template <class Execution>
   std::size_t read(const tiling& cut, std::span<const parameter_pair<const T>> pairs,
                    const Execution& execution) {
-    const std::size_t parts = cut.fragments().layers();
-    blocks_.for_each_run(0, parts, execution, [&](std::size_t part, std::size_t block, std::size_t end) {
-      const parameter_pair<const T>& both = pairs[cut.layer_of(part)];
-      const std::size_t offset = cut.begin(part);
+    const std::size_t all = values_.size();
+    blocks_.for_each_run(0, all, execution, [&](std::size_t fragment, std::size_t block, std::size_t end) {
+      const parameter_pair<const T>& both = pairs[cut.layer_of(fragment)];
+      const std::size_t offset = cut.begin(fragment);
       for (; block < end; ++block) {
-        const auto [begin, count] = blocks_.extent_of(part, block);
+        const auto [begin, count] = blocks_.extent_of(fragment, block);
         const T* x = both.shared.data() + offset + begin;
         const T* y = both.local.data() + offset + begin;
         const block_result sum = reduce_block<T>(functor_, count, difference_of<T>{x, y});
         totals_[block] = {sum.total, sum.taken == count};
       }
     });
-    for (std::size_t part = 0; part < parts; ++part) {
-      for (const block_total& each : totals_of(part))
-        if (!each.is_finite) return part;
+    for (std::size_t fragment = 0; fragment < all; ++fragment) {
+      for (const block_total& each : totals_of(fragment))
+        if (!each.is_finite) return fragment;
     }
-    for (std::size_t part = 0; part < parts; ++part) {
+    for (std::size_t fragment = 0; fragment < all; ++fragment) {
       totals_in_runs totals(functor_);
-      for (const block_total& each : totals_of(part)) totals.add(each.sum);
-      values_[part] = totals.value(cut.fragments().sizes()[part]);
+      for (const block_total& each : totals_of(fragment)) totals.add(each.sum);
+      values_[fragment] = totals.value(cut.fragments().sizes()[fragment]);
     }
-    return parts;
+    return all;
   }
 
  private:
@@ -94,8 +96,9 @@ class drift_values {
     double sum;
     bool is_finite;
   };
-  std::span<const block_total> totals_of(std::size_t part) const {
-    return std::span(totals_).subspan(blocks_.first(part), blocks_.first(part + 1) - blocks_.first(part));
+  std::span<const block_total> totals_of(std::size_t fragment) const {
+    return std::span(totals_).subspan(blocks_.first(fragment),
+                                      blocks_.first(fragment + 1) - blocks_.first(fragment));
   }
 
   Representative functor_;

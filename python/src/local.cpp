@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include <lamina/drift.hpp>
-#include <lamina/outer_step.hpp>
+#include <lamina/local/delta.hpp>
+#include <lamina/local/outer_optimizer.hpp>
 #include <variant>
 
 #include "alone.hpp"
@@ -12,10 +12,10 @@ namespace lamina_python {
 namespace {
 
 template <class Representative>
-using of_value = lamina::drift_compressor<float, Representative>;
+using of_value = lamina::local_delta<float, Representative>;
 
 // The functor of the values is known at run time.
-struct drift {
+struct delta {
   std::variant<of_value<lamina::mean_abs>, of_value<lamina::root_mean_square>, of_value<lamina::l2_norm>> of;
   one_at_a_time lock{};
 
@@ -58,25 +58,25 @@ using arrays_to_read = std::vector<readable>;
 using arrays_to_write = std::vector<writable>;
 
 struct outer {
-  lamina::outer_step<float> of;
+  lamina::outer_optimizer<float> of;
   lamina::layout parts;
 };
 }  // namespace
 
-void bind_drift(nb::module_& m) {
+void bind_local(nb::module_& m) {
   const lamina::worker_options defaults;
-  alone<drift>(
-      m, "DriftCompressor",
+  alone<delta>(
+      m, "LocalDelta",
       "A worker's side of local updates, over float32: what its own optimizer did that the others have not "
       "seen, `shared` less `local`, takes the place of the residual. In each step: observe_all, select, pack "
       "or encode, commit; and "
-      "apply, at once or steps later, what all subtract. See lamina/drift.hpp.\n\n"
+      "apply, at once or steps later, what all subtract. See lamina/local/delta.hpp.\n\n"
       "`shared` and `local` are lists with an array for each layer. One thread at a time, or RuntimeError; "
       "the GIL is "
       "released "
       "while elements are read. Calls out of order raise RuntimeError; on every error nothing has changed.")
       .init(
-          [](drift* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
+          [](delta* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
              std::uint64_t search_every, std::optional<double> send_budget, std::uint64_t at_least_every,
              bool by_score, std::size_t fragment_elements, const std::string& value,
              const std::string& payload, std::uint32_t sender, std::uint32_t run,
@@ -90,11 +90,11 @@ void bind_drift(nb::module_& m) {
             const auto kind =
                 named<int>("value", value, {{"mean_abs", 0}, {"root_mean_square", 1}, {"l2_norm", 2}});
             if (kind == 0) {
-              new (self) drift{of_value<lamina::mean_abs>(layout, options)};
+              new (self) delta{of_value<lamina::mean_abs>(layout, options)};
             } else if (kind == 1) {
-              new (self) drift{of_value<lamina::root_mean_square>(layout, options)};
+              new (self) delta{of_value<lamina::root_mean_square>(layout, options)};
             } else {
-              new (self) drift{of_value<lamina::l2_norm>(layout, options)};
+              new (self) delta{of_value<lamina::l2_norm>(layout, options)};
             }
           },
           "layout"_a, nb::kw_only(), "drop_ratio"_a = defaults.drop_ratio,
@@ -105,7 +105,7 @@ void bind_drift(nb::module_& m) {
           "value: mean_abs, root_mean_square or l2_norm. The others as of Worker.")
       .def(
           "observe_all",
-          [](drift& self, const arrays_to_read& shared, const arrays_to_read& local) {
+          [](delta& self, const arrays_to_read& shared, const arrays_to_read& local) {
             const auto x = all_of<const float>(shared, self.model(), "shared");
             const auto y = all_of<const float>(local, self.model(), "local");
             const nb::gil_scoped_release released;
@@ -116,19 +116,19 @@ void bind_drift(nb::module_& m) {
           "difference that is NaN or infinite.")
       .def(
           "values",
-          [](const drift& self) {
+          [](const delta& self) {
             return self.visit([](const auto& each) { return copy_of(each.values()); });
           },
           "The value of each part as last observed, float64, without its waiting. A copy.")
       .def(
           "select",
-          [](drift& self) {
+          [](delta& self) {
             return indices_of(self.visit([](auto& each) -> auto& { return each.select(); }));
           },
           "Decides by this worker's own values which parts go out; returns their indices.")
       .def(
           "select",
-          [](drift& self, const readable& agreed, const std::optional<bytes_like>& held) {
+          [](delta& self, const readable& agreed, const std::optional<bytes_like>& held) {
             const auto values = numbers_of<const double>("agreed", tensor_of(agreed, "agreed"));
             const std::span<const std::byte> flags = held ? bytes_in(*held) : std::span<const std::byte>();
             return indices_of(self.visit([&](auto& each) -> auto& {
@@ -138,17 +138,17 @@ void bind_drift(nb::module_& m) {
           "agreed"_a.noconvert(), "held"_a.noconvert() = nb::none(),
           "The same by values that all workers agreed on, float64, one a part: mostly the mean of values().")
       .def_prop_ro(
-          "sent", [](const drift& self) { return indices_of(self.chosen()); },
+          "sent", [](const delta& self) { return indices_of(self.chosen()); },
           "Indices of the parts that the last select() chose.")
       .def_prop_ro(
-          "sent_elements", [](const drift& self) { return self.chosen().sent_elements(); },
+          "sent_elements", [](const delta& self) { return self.chosen().sent_elements(); },
           "Elements of those parts together.")
       .def_prop_ro(
-          "sent_bitmap", [](const drift& self) { return bitmap_of(self.chosen()); },
+          "sent_bitmap", [](const delta& self) { return bitmap_of(self.chosen()); },
           "The same as bits: part p is bit p % 8 of byte p // 8.")
       .def(
           "encode",
-          [](drift& self, const arrays_to_read& shared, const arrays_to_read& local) {
+          [](delta& self, const arrays_to_read& shared, const arrays_to_read& local) {
             const auto x = all_of<const float>(shared, self.model(), "shared");
             const auto y = all_of<const float>(local, self.model(), "local");
             return bytes_of(self.visit([&](auto& each) { return each.encode(x, y).to_bytes(); }));
@@ -158,7 +158,7 @@ void bind_drift(nb::module_& m) {
           "selected.")
       .def(
           "pack",
-          [](drift& self, const arrays_to_read& shared, const arrays_to_read& local, const writable& to) {
+          [](delta& self, const arrays_to_read& shared, const arrays_to_read& local, const writable& to) {
             const auto x = all_of<const float>(shared, self.model(), "shared");
             const auto y = all_of<const float>(local, self.model(), "local");
             const std::span<float> out = numbers_of<float>("to", tensor_of(to, "to"));
@@ -170,27 +170,27 @@ void bind_drift(nb::module_& m) {
           "to "
           "`to`, float32.")
       .def(
-          "commit", [](drift& self) { self.visit([](auto& each) { each.commit(); }); },
+          "commit", [](delta& self) { self.visit([](auto& each) { each.commit(); }); },
           "What was encoded or packed has left: its parts are under way until apply() of this step.")
       .def(
-          "commit_lost", [](drift& self) { self.visit([](auto& each) { each.commit_lost(); }); },
-          "Ends a step that this worker alone could not send: it stays in its drift.")
+          "commit_lost", [](delta& self) { self.visit([](auto& each) { each.commit_lost(); }); },
+          "Ends a step that this worker alone could not send: it stays in its local delta.")
       .def(
-          "abandon", [](drift& self) { self.visit([](auto& each) { each.abandon(); }); },
+          "abandon", [](delta& self) { self.visit([](auto& each) { each.abandon(); }); },
           "Ends a step that cannot be carried out, on all workers together: nothing counts as sent.")
       .def(
           "abandon",
-          [](drift& self, std::uint64_t step) { self.visit([&](auto& each) { each.abandon(step); }); },
+          [](delta& self, std::uint64_t step) { self.visit([&](auto& each) { each.abandon(step); }); },
           "step"_a, "The same of a step that was committed and has no update.")
       .def(
           "forget",
-          [](drift& self, std::uint64_t step) { self.visit([&](auto& each) { each.forget(step); }); },
+          [](delta& self, std::uint64_t step) { self.visit([&](auto& each) { each.forget(step); }); },
           "step"_a,
-          "What this worker sent in `step` is lost, and in its drift again; the update is still to be "
+          "What this worker sent in `step` is lost, and in its local delta again; the update is still to be "
           "applied.")
       .def(
           "apply",
-          [](drift& self, std::uint64_t step, const readable& update, const arrays_to_write& shared,
+          [](delta& self, std::uint64_t step, const readable& update, const arrays_to_write& shared,
              const arrays_to_write& local) {
             const auto x = all_of<float>(shared, self.model(), "shared");
             const auto y = all_of<float>(local, self.model(), "local");
@@ -204,61 +204,61 @@ void bind_drift(nb::module_& m) {
           "from local, which gets back what it sent. In the order of the steps.")
       .def(
           "save",
-          [](const drift& self) {
+          [](const delta& self) {
             return self.visit([](const auto& each) { return bytes_of(each.save()); });
           },
           "Everything that a later step depends on beside shared and local, with a checksum. Between steps "
           "alone.")
       .def(
           "load",
-          [](drift& self, const bytes_like& bytes) {
+          [](delta& self, const bytes_like& bytes) {
             self.visit([&](auto& each) { each.load(bytes_in(bytes)); });
           },
           "bytes"_a,
           "Goes on where one of the same model and options was saved. DecodeError for other bytes.")
       .def(
           "join",
-          [](drift& self, const bytes_like& bytes) {
+          [](delta& self, const bytes_like& bytes) {
             self.visit([&](auto& each) { each.join(bytes_in(bytes)); });
           },
           "bytes"_a,
           "Joins workers of which one has saved these bytes: begin with their shared parameters as local "
           "ones.")
       .def_prop_ro(
-          "step", [](const drift& self) { return self.visit([](const auto& each) { return each.step(); }); },
+          "step", [](const delta& self) { return self.visit([](const auto& each) { return each.step(); }); },
           "Counted from 1; 0 before the first observe_all.")
       .def_prop_ro(
           "threshold",
-          [](const drift& self) { return self.visit([](const auto& each) { return each.threshold(); }); },
+          [](const delta& self) { return self.visit([](const auto& each) { return each.threshold(); }); },
           "As of the last select().")
       .def_prop_ro(
           "steps_under_way",
-          [](const drift& self) {
+          [](const delta& self) {
             return self.visit([](const auto& each) { return each.steps_under_way(); });
           },
           "Steps that were committed and whose update is to come.")
       .def_prop_ro(
-          "layout", [](const drift& self) { return self.model(); }, "The model.")
+          "layout", [](const delta& self) { return self.model(); }, "The model.")
       .def_prop_ro(
-          "fragments", [](const drift& self) { return self.fragments(); },
+          "fragments", [](const delta& self) { return self.fragments(); },
           "What is decided on, and what frames are of.");
 
-  const lamina::outer_options outer_defaults;
+  const lamina::outer_optimizer_options outer_defaults;
   nb::class_<outer>(
-      m, "OuterStep",
+      m, "OuterOptimizer",
       "From the mean of what the workers sent to what all subtract: averaging, or Nesterov's momentum, over "
-      "float32. The same numbers give the same bits everywhere. See lamina/outer_step.hpp.")
+      "float32. The same numbers give the same bits everywhere. See lamina/local/outer_optimizer.hpp.")
       .def(
           "__init__",
           [](outer* self, const lamina::layout& parts, double rate, double momentum, bool nesterov,
              const std::string& payload) {
-            const lamina::outer_options options{
+            const lamina::outer_optimizer_options options{
                 .rate = rate, .momentum = momentum, .nesterov = nesterov, .payload = payload_of(payload)};
-            new (self) outer{lamina::outer_step<float>(parts, options), parts};
+            new (self) outer{lamina::outer_optimizer<float>(parts, options), parts};
           },
           "parts"_a, nb::kw_only(), "rate"_a = outer_defaults.rate, "momentum"_a = outer_defaults.momentum,
           "nesterov"_a = outer_defaults.nesterov, "payload"_a = "as_is",
-          "parts: a DriftCompressor's. payload: how what all subtract is written; what rounding takes away "
+          "parts: a LocalDelta's. payload: how what all subtract is written; what rounding takes away "
           "comes "
           "later. ValueError, naming the option, for one outside its range.")
       .def(

@@ -20,11 +20,12 @@
 #include "lamina/representative.hpp"
 #include "lamina/tensor.hpp"
 
+/// What becomes of the mean of the workers' local deltas. Read delta.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 /// What becomes of the mean of the workers' updates. The defaults average, which wants no other learning rate than the workers'
 /// optimizer does. With Adam inside, rate 0.7 and momentum 0.9 are what DiLoCo takes, every 500 steps; docs/learning/tried.md has others.
-struct outer_options {
+struct outer_optimizer_options {
   double rate = 1;       ///< η, finite and above 0, as T, too
   double momentum = 0;   ///< μ in [0, 1), as T, too
   bool nesterov = true;  ///< d = η·(G + μ·m); else η·m. Without momentum both are η·G.
@@ -32,8 +33,8 @@ struct outer_options {
   payload_type payload = payload_type::as_is;
 };
 
-/// The outer step of local updates: from G, the mean of what the workers sent of a part, to d, what all subtract from the
-/// shared parameters (drift.hpp):
+/// The outer optimizer of local updates: from G, the mean of what the workers sent of a fragment, to d, what all subtract from the
+/// shared parameters (delta.hpp):
 ///
 ///     m <- μ·m + G;   d = η·(G + μ·m);   d <- payload(d + e);   e <- what that rounded away
 ///
@@ -43,48 +44,46 @@ struct outer_options {
 /// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and a write of G, m and e each.
 /// Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.
 template <element T>
-class outer_step {
+class outer_optimizer {
  public:
-  /// \param parts    what is brought together: drift_compressor::fragments()
+  /// \param fragments    what is brought together: local_delta::fragments()
   /// \param options  how
   /// \throws std::invalid_argument  naming the option that is outside its range
-  explicit outer_step(const layout& parts, const outer_options& options = {})
-      : parts_(parts), options_(options) {
+  explicit outer_optimizer(const layout& fragments, const outer_optimizer_options& options = {})
+      : fragments_(fragments), options_(options) {
     // As T, since they are used so: a rate of 1e-60 is 0 as a float, and a momentum of 1 - 1e-9 is 1.
     if (!detail::is_finite(options.rate) || options.rate > largest_number ||
         !(options.rate > 0 && static_cast<T>(options.rate) > 0)) {
-      detail::raise(std::invalid_argument("the outer rate must be a finite number above 0, got " +
-                                          std::to_string(options.rate)));
+      detail::refuse<std::invalid_argument>("the outer rate must be a finite number above 0, got ",
+                                            options.rate);
     }
     if (!detail::is_finite(options.momentum) ||
         !(options.momentum >= 0 && options.momentum < 1 && static_cast<T>(options.momentum) < 1)) {
-      detail::raise(std::invalid_argument("the outer momentum must lie in [0, 1), got " +
-                                          std::to_string(options.momentum)));
+      detail::refuse<std::invalid_argument>("the outer momentum must lie in [0, 1), got ", options.momentum);
     }
-    if (options.momentum > 0) momentum_.resize(parts.elements());
+    if (options.momentum > 0) momentum_.resize(fragments.elements());
     detail::check_payload_type(options.payload);
-    if (options.payload != payload_type::as_is) rounding_.resize(parts.elements());
+    if (options.payload != payload_type::as_is) rounding_.resize(fragments.elements());
   }
 
-  /// G to d, in place, of elements `begin` on of a part: both begin and end at multiples of 64, or at the part's end. Each element once a
-  /// step. Throws std::out_of_range for the part, and for elements beyond it; std::invalid_argument for other multiples; and
-  /// std::domain_error, naming the part, for a mean that holds NaN or infinity, or so large that m, d or e, which keep what they are given
-  /// for ever, might become infinite. Nothing has changed then.
-  void operator()(std::size_t part, std::size_t begin, std::span<T> mean) {
-    parts_.check_layer(part);
-    const std::size_t elements = parts_.sizes()[part];
+  /// G to d, in place, of elements `begin` on of a fragment: both begin and end at multiples of 64, or at the fragment's end. Each element
+  /// once a step. Throws std::out_of_range for the fragment, and for elements beyond it; std::invalid_argument for other multiples; and
+  /// std::domain_error, naming the fragment, for a mean that holds NaN or infinity, or so large that m, d or e, which keep what they are
+  /// given for ever, might become infinite. Nothing has changed then.
+  void operator()(std::size_t fragment, std::size_t begin, std::span<T> mean) {
+    fragments_.check_layer(fragment);
+    const std::size_t elements = fragments_.sizes()[fragment];
     if (begin > elements || mean.size() > elements - begin) {
-      detail::raise(std::out_of_range("elements " + std::to_string(begin) + " to " +
-                                      std::to_string(begin + mean.size()) + " are not in '" +
-                                      parts_[part].name + "', which has " + std::to_string(elements)));
+      detail::refuse<std::out_of_range>("elements ", begin, " to ", begin + mean.size(), " are not in '",
+                                        fragments_[fragment].name, "', which has ", elements);
     }
     if (begin % payload_block_elements != 0 ||
         (mean.size() % payload_block_elements != 0 && begin + mean.size() != elements)) {
-      detail::raise(std::invalid_argument("the outer step takes elements in blocks of " +
-                                          std::to_string(payload_block_elements)));
+      detail::refuse<std::invalid_argument>("the outer optimizer takes elements in blocks of ",
+                                            payload_block_elements);
     }
-    const std::size_t offset = parts_.offset(part) + begin;
-    check_size(part, offset, mean);
+    const std::size_t offset = fragments_.offset(fragment) + begin;
+    check_size(fragment, offset, mean);
     for (std::size_t done = 0; done < mean.size(); done += detail::block_elements) {
       const std::size_t count = (std::min)(detail::block_elements, mean.size() - done);
       move(offset + done, mean.subspan(done, count));
@@ -98,20 +97,19 @@ class outer_step {
   /// rounding() and all numbers are finite.
   void restore(std::span<const T> momentum, std::span<const T> rounding) {
     if (momentum.size() != momentum_.size() || rounding.size() != rounding_.size()) {
-      detail::raise(std::invalid_argument("the saved outer step has " + std::to_string(momentum.size()) +
-                                          " and " + std::to_string(rounding.size()) + " elements, this one " +
-                                          std::to_string(momentum_.size()) + " and " +
-                                          std::to_string(rounding_.size())));
+      detail::refuse<std::invalid_argument>("the saved outer optimizer has ", momentum.size(), " and ",
+                                            rounding.size(), " elements, this one ", momentum_.size(),
+                                            " and ", rounding_.size());
     }
     for (const auto numbers : {momentum, rounding}) {
       if (!is_finite(numbers))
-        detail::raise(std::invalid_argument("the saved outer step holds NaN or infinity"));
+        detail::refuse<std::invalid_argument>("the saved outer optimizer holds NaN or infinity");
     }
     std::copy(momentum.begin(), momentum.end(), momentum_.begin());
     std::copy(rounding.begin(), rounding.end(), rounding_.begin());
   }
 
-  [[nodiscard]] const outer_options& options() const noexcept { return options_; }
+  [[nodiscard]] const outer_optimizer_options& options() const noexcept { return options_; }
 
  private:
   using buffer = std::array<T, detail::block_elements>;
@@ -121,7 +119,7 @@ class outer_step {
   static bool is_finite(std::span<const T> numbers) { return detail::are_finite(numbers); }
 
   // By what is largest in what comes and in what is kept: an update that overflows is refused before anything is written.
-  void check_size(std::size_t part, std::size_t offset, std::span<const T> mean) const {
+  void check_size(std::size_t fragment, std::size_t offset, std::span<const T> mean) const {
     const T largest = largest_of(mean);
     const auto magnitude_of = [&](const std::vector<T>& kept) {
       return kept.empty() ? 0.0
@@ -137,8 +135,8 @@ class outer_step {
       const double most = (std::max)({m, ahead, options_.rate * ahead + magnitude_of(rounding_)});
       if (detail::is_finite(most) && most <= (rounding_.empty() ? 0.99 : 0.5) * largest_number) return;
     }
-    detail::raise(std::domain_error("the mean of '" + parts_[part].name +
-                                    "' holds NaN or infinity, or its update would"));
+    detail::refuse<std::domain_error>("the mean of '", fragments_[fragment].name,
+                                      "' holds NaN or infinity, or its update would");
   }
 
   // to[i] *= factor, each product rounded by itself.
@@ -175,8 +173,8 @@ class outer_step {
     detail::subtract_elements(e, d, count);
   }
 
-  layout parts_;
-  outer_options options_;
+  layout fragments_;
+  outer_optimizer_options options_;
   std::vector<T> momentum_;
   std::vector<T> rounding_;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // From the mean of what the workers sent to what all subtract.
 
-#include "lamina/outer_step.hpp"
+#include "lamina/local/outer_optimizer.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -37,12 +37,12 @@ const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::pa
 
 }  // namespace
 
-TEST_CASE("outer step: as its formula says, each sum and product rounded by itself") {
+TEST_CASE("outer optimizer: as its formula says, each sum and product rounded by itself") {
   std::mt19937 random(12);
   const lamina::layout model = lamina_test::model_of({9000, 70});
   for (const bool nesterov : {true, false}) {
     for (const float mu : {0.0F, 0.9F}) {
-      lamina::outer_step<float> outer(model, {.rate = 0.7F, .momentum = mu, .nesterov = nesterov});
+      lamina::outer_optimizer<float> outer(model, {.rate = 0.7F, .momentum = mu, .nesterov = nesterov});
       tensors<float> m = zeros_of<float>(model);
       for (int t = 0; t < 3; ++t) {
         for (std::size_t part = 0; part < 2; ++part) {
@@ -65,11 +65,11 @@ TEST_CASE("outer step: as its formula says, each sum and product rounded by itse
   }
 }
 
-TEST_CASE("outer step: what the payload takes away of d comes with a later one", "[oracle]") {
+TEST_CASE("outer optimizer: what the payload takes away of d comes with a later one", "[oracle]") {
   std::mt19937 random(13);
   const lamina::layout model = lamina_test::model_of({300, 64});
   for (const auto payload : {lamina::payload_type::int8, lamina::payload_type::bfloat16}) {
-    lamina::outer_step<double> outer(model, {.payload = payload});
+    lamina::outer_optimizer<double> outer(model, {.payload = payload});
     tensors<double> rest = zeros_of<double>(model);
     for (int t = 0; t < 6; ++t) {
       const std::size_t part = static_cast<std::size_t>(t) % 2;
@@ -84,18 +84,21 @@ TEST_CASE("outer step: what the payload takes away of d comes with a later one",
   }
 }
 
-TEST_CASE("outer step: bad options, elements and checkpoints are refused") {
+TEST_CASE("outer optimizer: bad options, elements and checkpoints are refused") {
   const lamina::layout model = lamina_test::model_of({130});
   for (const double rate : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")})
-    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = rate}); }));
+    CHECK(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.rate = rate}); }));
   for (const double momentum : {-0.1, 1.0, std::nan("")})
-    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = momentum}); }));
+    CHECK(throws<std::invalid_argument>(
+        [&] { lamina::outer_optimizer<float>(model, {.momentum = momentum}); }));
   // They are used as T: what is in range as a double may not be.
   for (const double rate : {1e-60, 1e60})
-    CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.rate = rate}); }));
-  CHECK(throws<std::invalid_argument>([&] { lamina::outer_step<float>(model, {.momentum = 1 - 1e-9}); }));
-  CHECK(lamina::outer_step<double>(model, {.rate = 1e-60, .momentum = 1 - 1e-9}).momentum().size() == 130);
-  lamina::outer_step<float> outer(model, {.momentum = 0.5});
+    CHECK(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.rate = rate}); }));
+  CHECK(
+      throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.momentum = 1 - 1e-9}); }));
+  CHECK(lamina::outer_optimizer<double>(model, {.rate = 1e-60, .momentum = 1 - 1e-9}).momentum().size() ==
+        130);
+  lamina::outer_optimizer<float> outer(model, {.momentum = 0.5});
   std::vector<float> g(130);
   CHECK(throws<std::out_of_range>([&] { outer(1, 0, g); }));
   CHECK(throws<std::out_of_range>([&] { outer(0, 64, g); }));
@@ -110,11 +113,11 @@ TEST_CASE("outer step: bad options, elements and checkpoints are refused") {
   CHECK(outer.momentum()[0] == 0);
 }
 
-TEST_CASE("outer step: a mean that is not finite is refused before anything is written") {
+TEST_CASE("outer optimizer: a mean that is not finite is refused before anything is written") {
   const lamina::layout model = lamina_test::model_of({5000});
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     for (const auto payload : payloads) {
-      lamina::outer_step<float> outer(model, {.momentum = 0.5, .payload = payload});
+      lamina::outer_optimizer<float> outer(model, {.momentum = 0.5, .payload = payload});
       std::vector<float> g(5000, 1.0F);
       outer(0, 0, g);
       const std::vector<float> m(outer.momentum().begin(), outer.momentum().end());
@@ -130,13 +133,13 @@ TEST_CASE("outer step: a mean that is not finite is refused before anything is w
 }
 
 // Two updates of an exploding run, each finite, whose momentum is not: before, m stayed infinite, and a saved state could not be restored.
-TEMPLATE_TEST_CASE("outer step: a mean whose update would overflow is refused, and the next is taken", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("outer optimizer: a mean whose update would overflow is refused, and the next is taken",
+                   "", float, double) {
   const lamina::layout model = lamina_test::model_of({5000});
   const TestType most = std::numeric_limits<TestType>::max();
   for (const auto payload : payloads) {
     for (const bool nesterov : {true, false}) {
-      lamina::outer_step<TestType> outer(
+      lamina::outer_optimizer<TestType> outer(
           model, {.rate = 0.7, .momentum = 0.9, .nesterov = nesterov, .payload = payload});
       for (const TestType size : {most / 8, most / 2, most / 2, most, most}) {
         std::vector<TestType> mean(5000, 1);
@@ -156,7 +159,7 @@ TEMPLATE_TEST_CASE("outer step: a mean whose update would overflow is refused, a
         CHECK_NOTHROW(outer(0, 0, mean));
         CHECK(std::ranges::all_of(mean, [](TestType each) { return std::isfinite(each); }));
       }
-      lamina::outer_step<TestType> resumed(model, outer.options());
+      lamina::outer_optimizer<TestType> resumed(model, outer.options());
       CHECK_NOTHROW(resumed.restore(outer.momentum(), outer.rounding()));
     }
   }
