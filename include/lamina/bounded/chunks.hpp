@@ -129,7 +129,7 @@ class chunk_grid {
   chunk_grid(const layout& fragments, std::size_t element_bytes, payload_type type,
              std::size_t chunk_elements)
       : fragments_(fragments), type_(type), element_bytes_(element_bytes), chunk_elements_(chunk_elements) {
-    using lamina::detail::raise;
+    using lamina::detail::refuse;
     const std::string chunks_of = "chunks of " + std::to_string(chunk_elements) + " elements: ";
     const std::size_t unit = detail::chunk_unit(type);
     if (chunk_elements == 0 || chunk_elements % unit != 0)
@@ -309,7 +309,7 @@ class frame_chunks {
   }
 
   void take(const encoded_frame& frame) {
-    using lamina::detail::raise;
+    using lamina::detail::refuse;
     const auto segments = frame.segments();
     if (segments.empty()) refuse<std::invalid_argument>("there is no frame");
     prefix_ = segments.front();

@@ -39,7 +39,7 @@ struct obligations {
 template <element T, class Parameters>
 [[nodiscard]] obligations owed(const frame_chunks& frame, std::span<const element_range> pending,
                                Parameters&& parameters) {
-  using lamina::detail::raise;
+  using lamina::detail::refuse;
   const chunk_grid& grid = frame.grid();
   if (grid.element_bytes() != sizeof(T)) refuse<std::invalid_argument>("the grid is of other elements");
   obligations all;
@@ -78,7 +78,7 @@ struct duty {
 /// required chunk that is not in the frame; for a repair of a layer that is, with a frame that is not of parameters as_is, or that is
 /// no whole chunks.
 [[nodiscard]] inline std::vector<duty> duties_of(const frame_chunks& frame, const obligations& owed) {
-  using lamina::detail::raise;
+  using lamina::detail::refuse;
   const chunk_grid& grid = frame.grid();
   std::vector<duty> duties;
   for (const chunk& each : owed.required) {

@@ -72,7 +72,7 @@ class bounded_sender {
   /// \throws std::logic_error       a transfer is under way, or has failed
   /// \throws std::invalid_argument  the frame is of another grid; what duties_of() throws
   void begin(const frame_chunks& frame, const obligations& owed = {}) {
-    using lamina::detail::raise;
+    using lamina::detail::refuse;
     if (state_ != sender_state::idle && state_ != sender_state::done)
       refuse<std::logic_error>("a transfer is under way, or has failed");
     if (frame.grid() != grid_) refuse<std::invalid_argument>("the frame is cut by another grid");
