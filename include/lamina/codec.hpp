@@ -312,20 +312,27 @@ frame_view<T> decode(Gone&&, const layout&, Rest&&...) = delete;
   return detail::info_of(header, static_cast<std::size_t>(prefix_bytes + header.payload_bytes));
 }
 
+/// An error unless the frame is of this kind, run and step, and the only one of its sender in the step: late, early and replayed frames
+/// are refused by it. `run` is that of the sender's options; 0: the frame is of none.
+template <element T>
+[[nodiscard]] std::error_code expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step,
+                                     std::uint32_t run = 0) noexcept {
+  if (frame.kind() != kind) return errc::unexpected_kind;
+  if (frame.run() != run) return errc::other_run;
+  if (frame.step() != step) return errc::unexpected_step;
+  if (frame.sequence() != 0 || !frame.is_last()) return errc::unexpected_sequence;
+  return {};
+}
+
 namespace detail {
 
-// Throws unless the frame is of this kind, run and step, and the only one of its sender in the step: late, early and replayed frames.
 template <element T>
 void require_expected(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run) {
-  const bool is_only = frame.sequence() == 0 && frame.is_last();
-  if (frame.kind() == kind && frame.run() == run && frame.step() == step && is_only) return;
-  const errc code = frame.kind() != kind   ? errc::unexpected_kind
-                    : frame.run() != run   ? errc::other_run
-                    : frame.step() != step ? errc::unexpected_step
-                                           : errc::unexpected_sequence;
-  raise(
-      decode_error(code, sentence("frame of sender ", frame.sender(), ", step ", frame.step(), ", run ",
-                                  frame.run(), ", where one of step ", step, ", run ", run, " is expected")));
+  const std::error_code error = expect(frame, kind, step, run);
+  if (!error) return;
+  raise(decode_error(
+      error, sentence("frame of sender ", frame.sender(), ", step ", frame.step(), ", run ", frame.run(),
+                      ", where one of step ", step, ", run ", run, " is expected")));
 }
 
 }  // namespace detail
