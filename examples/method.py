@@ -89,7 +89,7 @@ class Server:
 
     def update(self, frames):
         """Plain SGD on the mean over all workers, in which a dropped layer counts as zeros. A layer that no worker has sent is left as it
-        is, and an optimizer with state would leave its state alone, too."""
+        is, and an optimizer with state would not touch its state either."""
         self.updated = sorted(set().union(*frames))
         for l in self.updated:
             mean = sum((frame[l] for frame in frames if l in frame), np.zeros_like(self.parameters[l])) / np.float32(len(frames))
