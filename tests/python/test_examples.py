@@ -85,7 +85,8 @@ def test_the_picture_of_layers(tmp_path):
 
 
 def blocks(document):
-    return re.findall(r"^```python\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
+    """But for those that the comment before them says are not run."""
+    return re.findall(r"(?<!-->\n)^```python\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
 
 
 def pytorch_pages():
