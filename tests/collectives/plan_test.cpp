@@ -42,7 +42,7 @@ std::vector<std::vector<std::size_t>> layers_in(const plan& given) {
 
 }  // namespace
 
-// The formulas of docs/overlap/sums.md, apart from the schedules from which seconds_of takes its rounds.
+// The closed formula of each algorithm, apart from the schedules from which seconds_of takes its rounds.
 TEST_CASE("cost: the seconds of the rounds are the formulas") {
   for (const std::size_t ranks : {1U, 2U, 4U, 8U, 16U}) {
     const std::size_t elements = 16 * 1024;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Every test that docs/reliability and docs/adoption.md name is one that runs: named_tests.py CTEST BUILD."""
+"""Every test that docs/testing.md names is one that runs: named_tests.py CTEST BUILD."""
 
 import fnmatch
 import json
@@ -10,7 +10,7 @@ import sys
 
 DOCS = pathlib.Path(__file__).resolve().parents[2] / "docs"
 # How many tests each names at least, so that a page of another form is noticed.
-PAGES = {"reliability/index.md": 30, "reliability/faults.md": 10, "reliability/fuzzing-and-soak.md": 10, "adoption.md": 20}
+PAGES = {"testing.md": 10}
 # Of Catch2 with its description, and of ctest with dots; a star stands for anything.
 NAME = re.compile(r"`((?:[a-z0-9]+(?: frames)?: |property )[^`]+|[a-z0-9_]+(?:\.[a-z0-9_*]+)+|fast_math)`")
 # Left out where the machine lacks what they need; ctest's configuration says so.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Writes inputs to begin with: frames and states as the library writes them, those of one small model in every
-// way in which docs/reliability/index.md says that bytes are bad, and for the targets that take choices some bytes of any
+// way in which bytes can be bad, and for the targets that take choices some bytes of any
 // kind. seeds DIRECTORY
 #include <algorithm>
 #include <filesystem>

@@ -20,7 +20,7 @@
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 
-/// Control messages, as docs/bounded-loss/wire.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
+/// Control messages, as docs/bounded-loss-protocol.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
 /// order and loses nothing.
 namespace lamina::inline LAMINA_ABI::bounded {
 
