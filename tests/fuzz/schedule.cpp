@@ -62,7 +62,7 @@ void fuzz_plan(input& in) {
   std::vector<layer_class> classes(model.layers());
   for (layer_class& each : classes)
     each = in.flag() ? layer_class::fully_connected : layer_class::convolutional;
-  const std::array choices = {algorithm_choice::by_cost(), algorithm_choice::by_type(),
+  const std::array choices = {algorithm_choice::by_type(),
                               algorithm_choice::always(in.one_of(all_algorithms))};
   const plan made(model, ranks, order, classes,
                   {.bucket_bytes = in.value<std::uint16_t>(), .choice = in.one_of(choices)});

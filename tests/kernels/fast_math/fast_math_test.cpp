@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <lamina/collectives/cost.hpp>
 #include <lamina/lamina.hpp>
 #include <lamina/local/local.hpp>
 #include <limits>
@@ -156,10 +155,6 @@ void test_thresholds() {
           "a bad outer momentum");
     check(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.rate = bad}); }),
           "a bad outer rate");
-    check(throws<std::invalid_argument>([&] {
-            lamina::collectives::check_costs({bad, 1, 1, 1});
-          }),
-          "a bad cost");
   }
   lamina::worker<float> worker(model);
   auto step = worker.add(std::vector<std::vector<float>>{{1}, {1, 1}});
