@@ -35,7 +35,7 @@
 #endif
 
 /// What goes over the wire: a frame that is ready to send, and one that has come. codec.hpp makes the one and reads the other;
-/// docs/wire-format/index.md has every byte.
+/// docs/wire-format.md has every byte.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {

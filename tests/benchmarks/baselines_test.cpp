@@ -377,7 +377,7 @@ TEST_CASE(
   REQUIRE(sent_blocks == keep);
   REQUIRE(smallest_sent >= largest_held);
   REQUIRE(worker.message_bytes() ==
-          128 + 4 * sent_elements);  // header and bitmap, as docs/wire-format/index.md has it
+          128 + 4 * sent_elements);  // header and bitmap, as docs/wire-format.md has it
 }
 
 TEST_CASE("baselines: the exact threshold keeps exactly so many") {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A worker with any options and any gradients, NaN and infinity among them, with a literal residual: what docs/scheme/index.md
+// A worker with any options and any gradients, NaN and infinity among them, with a literal residual: what docs/algorithm.md
 // numbers holds at every step, whatever was sent, lost or refused.
 #include <algorithm>
 #include <cmath>

@@ -251,7 +251,7 @@ class Command(unittest.TestCase):
 class Page(unittest.TestCase):
     def test_names_of_errors(self) -> None:
         """Every name that the reader gives stands in the page."""
-        page = (HERE.parents[1] / "docs/wire-format/reading.md").read_text(encoding="utf-8")
+        page = (HERE.parents[1] / "docs/wire-format.md").read_text(encoding="utf-8")
         reader = (HERE / "read_frame.py").read_text(encoding="utf-8")
         refusing = [line for line in reader.splitlines() if "refuse_if(" in line or "bits_of(" in line]
         names = {line.rsplit('"', 2)[1] for line in refusing if '"' in line}

@@ -23,7 +23,7 @@ foreach(optional IN ITEMS "" "-DLAMINA_NO_SIMD")
   endif()
 endforeach()
 
-# The example for it, as docs/install.md has it.
+# The example for it, as docs/cpp.md has it.
 file(COPY "${SOURCE_DIR}/examples/single_header/main.cpp" DESTINATION "${WORK_DIR}/alone")
 run("${CXX_COMPILER}" -std=c++20 -Wall -Wextra -Wpedantic -Werror "${WORK_DIR}/alone/main.cpp" -o "${WORK_DIR}/example")
 run("${WORK_DIR}/example")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/scheme/beyond.md."""
+"""LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/algorithm.md."""
 
 import copy
 import datetime

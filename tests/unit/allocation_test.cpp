@@ -149,7 +149,7 @@ TEST_CASE("allocation: a server allocates nothing after its first steps") {
   }
 }
 
-// Of docs/guide/threads-and-memory.md: once everything has been sent, in bytes an element.
+// Of docs/cpp/operations.md: once everything has been sent, in bytes an element.
 TEST_CASE("allocation: what workers keep") {
   constexpr std::size_t elements = 1 << 20;
   const lamina::layout model({{"weight", {elements}}});

@@ -86,7 +86,7 @@ class DeviceExchange:
     fragment. A payload has room for a step's share and the largest fragment, whatever the step sends. Memory: the shared parameters,
     2 / ranks of that for the outer optimizer, and a few payloads.
 
-    Source: docs/scheme/beyond.md, Local updates; the shards are those of a reduce-scatter and an all-gather.
+    Source: docs/algorithm.md, Local updates; the shards are those of a reduce-scatter and an all-gather.
     """
 
     def __init__(self, layout: lamina.Layout, options: lamina.Options, *, by_score: bool, payload: str, outer: Dict[str, float],

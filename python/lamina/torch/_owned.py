@@ -40,7 +40,7 @@ class ShardOwners:
     Nothing has happened to the outer optimizer until applied(): what was abandoned can be forgotten. Parts under way are not sent again,
     so that steps do not meet.
 
-    Source: the owners' reduce-scatter and allgather of an allreduce (Rabenseifner 2004), with docs/scheme/beyond.md, Local updates.
+    Source: the owners' reduce-scatter and allgather of an allreduce (Rabenseifner 2004), with docs/algorithm.md, Local updates.
     """
 
     def __init__(self, fragments: lamina.Layout, group: Optional[dist.ProcessGroup], payload: str, outer: Dict[str, Any]) -> None:

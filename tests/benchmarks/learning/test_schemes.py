@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What holds exactly of the schemes. L2, L3, ... are the numbers of docs/scheme/beyond.md."""
+"""What holds exactly of the schemes. L2, L3, ... are the numbers of docs/algorithm.md."""
 
 import io
 
