@@ -7,7 +7,7 @@
 
 #include "fuzz.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_kernels {
 namespace {
 
 template <class T>
@@ -38,4 +38,6 @@ void fuzz_one(input in) {
   in.flag() ? compare<double>(in) : compare<float>(in);
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_kernels
+
+LAMINA_FUZZ_TARGET(kernels)

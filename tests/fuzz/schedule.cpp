@@ -9,7 +9,7 @@
 #include "fuzz.hpp"
 #include "lamina/collectives/plan.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_schedule {
 namespace {
 
 using namespace lamina::collectives;
@@ -86,4 +86,6 @@ void fuzz_one(input in) {
   in.flag() ? fuzz_collective(in) : fuzz_plan(in);
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_schedule
+
+LAMINA_FUZZ_TARGET(schedule)
