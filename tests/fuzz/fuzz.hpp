@@ -154,9 +154,9 @@ void mend(bytes& broken, const Header& good, std::size_t how, const SumOf& sum_o
 
 /// Makes lamina_fuzz::of_NAME::fuzz_one() the program's target; replay.cpp has another definition.
 #ifndef LAMINA_FUZZ_TARGET
-#define LAMINA_FUZZ_TARGET(name)                                                                          \
-  extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {                     \
-    lamina_fuzz::of_##name::fuzz_one(lamina_fuzz::input(std::as_bytes(std::span(data, size))));           \
-    return 0;                                                                                             \
+#define LAMINA_FUZZ_TARGET(name)                                                                \
+  extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {           \
+    lamina_fuzz::of_##name::fuzz_one(lamina_fuzz::input(std::as_bytes(std::span(data, size)))); \
+    return 0;                                                                                   \
   }
 #endif
