@@ -11,6 +11,7 @@ namespace thrust = wrapped::thrust;
 #include "catch.hpp"
 #include "follow_cases.hpp"
 #include "lamina/cuda/thrust_execution.hpp"
+#include "rule_cases.hpp"
 
 TEST_CASE("thrust: a device does what the CPU does") {
   const auto execution = lamina::cuda::with_policy(thrust::device);
@@ -22,4 +23,6 @@ TEST_CASE("thrust: a device does what the CPU does") {
   follow({.options = {.send_budget = 0.3, .fragment_elements = 4096},
           .steps = 4,
           .sizes = {4'500'000, 1, 70'000}});
+  // Of layers that are tied one thread has all, and of many threads each mostly one.
+  REQUIRE_NOTHROW(lamina_test::decides_by_rules(execution, 161));
 }
