@@ -20,7 +20,7 @@
 #include "steps.hpp"
 #include "support.hpp"
 
-/// Whole runs of W workers and a server in one process, through real bytes, and what docs/scheme/index.md says can be
+/// Whole runs of W workers and a server in one process, through real bytes, and what docs/algorithm.md says can be
 /// asserted exactly as predicates on them, so that negative controls can ask for a violation.
 namespace lamina_test {
 

@@ -19,7 +19,7 @@
 #include "signed_mean.hpp"
 
 /// What several tests share: random models and gradients, and references that are written as literally as
-/// docs/scheme/index.md and representative.hpp say it.
+/// docs/algorithm.md and representative.hpp say it.
 namespace lamina_test {
 
 /// A random number in [0, limit), the same on every platform (unlike the distributions of <random>).

@@ -31,7 +31,7 @@ class Cluster:
     rate_bits    of every link, each way; None: no limit; a sequence: of each path
     queue_bytes  of the switch's ports; machines keep theirs of 50 ms, which is the default of both. Where it is given, the buckets of
                  both ends are small: else a port lets through 256 KiB, and a machine sends as much at once, without a queue
-    tags         the switch's ports have a queue for each class of bounded loss, docs/bounded-loss/semantics.md
+    tags         the switch's ports have a queue for each class of bounded loss, docs/bounded-loss-protocol.md
     paths        of each machine: interfaces eth0, eth1, ..., each with a switch and a network of its own; MPI goes over the first
     loss         share of the packets, TCP and UDP alike, that a machine loses of what comes to it
     congestion   of TCP, by the route; None: the kernel's own

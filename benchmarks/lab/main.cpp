@@ -81,9 +81,8 @@ void add_options(CLI::App& app, options& into) {
       "sums: every worker updates everything; owners: each its shards, and hands the parameters round")
       ->check(one_of({"sums", "owners"}));
   add(sums, "--collectives", into.collectives,
-      "how a sum is made; by_type: a butterfly for convolutions, a ring for fully connected layers; by_cost: "
-      "the cheapest")
-      ->check(one_of({"pairwise", "ring", "halving_doubling", "by_type", "by_cost"}));
+      "how a sum is made; by_type: a butterfly for convolutions, a ring for fully connected layers")
+      ->check(one_of({"pairwise", "ring", "halving_doubling", "by_type"}));
   add(sums, "--sum-payload", into.sum_payload, "as what gradients travel to be summed, and sums back")
       ->check(one_of({"as_is", "bfloat16"}));
   add(sums, "--bucket-bytes", into.bucket_bytes,

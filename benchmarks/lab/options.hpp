@@ -43,7 +43,7 @@ struct options {
   std::string overlap = "none";          ///< none, backward or step
   std::string decide = "at_end";         ///< at_end or ahead
   std::string exchange = "sums";         ///< sums or owners
-  std::string collectives = "pairwise";  ///< an algorithm, by_type or by_cost
+  std::string collectives = "pairwise";  ///< an algorithm, or by_type
   std::string sum_payload = "as_is";     ///< or bfloat16
   std::optional<std::size_t> bucket_bytes;
 

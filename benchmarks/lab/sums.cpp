@@ -19,7 +19,6 @@ namespace collectives = lamina::collectives;
 
 collectives::algorithm_choice choice_of(const std::string& name) {
   if (name == "by_type") return collectives::algorithm_choice::by_type();
-  if (name == "by_cost") return collectives::algorithm_choice::by_cost();
   for (const collectives::algorithm each : collectives::all_algorithms) {
     if (name == collectives::name_of(each)) return collectives::algorithm_choice::always(each);
   }
@@ -145,10 +144,10 @@ class summed_training {
       running.update = [this](std::size_t fragment, std::size_t begin, std::span<float> mean) {
         update_shard(fragment, begin, mean);
       };
-    engine_.emplace(channel_,
-                    collectives::plan(cut.fragments(), channel_.ranks(), fragments, classes_of(local_),
-                                      options, collectives::gigabit_costs),
-                    running);
+    engine_.emplace(
+        channel_,
+        collectives::plan(cut.fragments(), channel_.ranks(), fragments, classes_of(local_), options),
+        running);
   }
 
   // With the first gradient, when the forward pass has taken all of the last step.

@@ -10,7 +10,7 @@ BETAS, EPSILON = (0.9, 0.99), 1e-8  # of AdamW
 
 class AdamWOfMean(torch.optim.Optimizer):
     """AdamW for one of W workers whose steps are averaged: it divides by about the root of the second moment that the mean of their W
-    gradients would have (docs/decisions/0046-adamw-of-the-mean.md).
+    gradients would have.
 
     A worker's own gradient has W times the variance of that mean. With m and v, AdamW's moments after the correction of their bias, a
     worker tells signal from noise, and divides by the root of m^2 + max(v - m^2, 0) / W. m^2 keeps a nineteenth of the noise: where there

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How numbers are written when they are sent, as docs/wire-format/index.md has it, and what it has not: int2, int1, top4, top2 and top1."""
+"""How numbers are written when they are sent, as docs/wire-format.md has it, and what it has not: int2, int1, top4, top2 and top1."""
 
 import dataclasses
 

@@ -47,7 +47,7 @@ HELD_BACK = {"zeros": False, "nothing": True}
 
 
 class Gradients(Shared):
-    """Layer dropping of gradients (docs/scheme/index.md) with agreed selection. The optimizer steps on what arrives. Of parts that were held
+    """Layer dropping of gradients (docs/algorithm.md) with agreed selection. The optimizer steps on what arrives. Of parts that were held
     back it gets zeros, as under DDP; or nothing, and then neither they nor its state move. With a correction (Lin et al., arXiv
     1712.01887, equations 4 and 5) a worker's momentum is added to its residual, and cleared with what is sent."""
 

@@ -30,7 +30,7 @@ def trained(optimizer: str, options: str, rate: float, seed: int) -> tuple[float
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAM),
                "--optimizer", optimizer, *options.split(), "--learning-rate", str(rate), "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    # Not by the exit status: gloo may abort when all is done (docs/pytorch/support.md).
+    # Not by the exit status: gloo may abort when all is done (docs/pytorch/hook.md, Limits).
     if not (found := re.search(r"loss (\S+), .* ([\d.]+) % of the gradients'", done.stdout)):
         sys.exit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
     loss = float(found[1])

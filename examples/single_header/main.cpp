@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// lamina as one file, for an online compiler or a program without a build system: docs/install.md has the command that writes it.
+// lamina as one file, for an online compiler or a program without a build system: docs/cpp.md has the command that writes it.
 //
 //     cmake -DINCLUDE_DIR=include -DOUTPUT=build/lamina_single.hpp -P cmake/single_header.cmake
 //     g++ -std=c++20 -O2 -Ibuild examples/single_header/main.cpp -o single && ./single

@@ -144,7 +144,7 @@ class frame_encoder {
   [[nodiscard]] const encoded_frame& frame() const noexcept { return frame_; }
 
  private:
-  // Nobody keeps what a payload does not say of parameters; of gradients the residual does, of updates the drift.
+  // Nobody keeps what a payload does not say of parameters; of gradients the residual does, of updates the local delta.
   void convert(frame_kind kind, payload_type type, std::size_t layer, std::span<const T> elements,
                std::byte* to) const {
     if (kind != frame_kind::parameters) return detail::encode_payload(type, elements, to);

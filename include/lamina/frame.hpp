@@ -35,7 +35,7 @@
 #endif
 
 /// What goes over the wire: a frame that is ready to send, and one that has come. codec.hpp makes the one and reads the other;
-/// docs/wire-format/index.md has every byte.
+/// docs/wire-format.md has every byte.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -211,16 +211,6 @@ inline void check_delivery(const char* call, const delivery& arrived, const sele
 template <element T>
 class frame_view {
  public:
-  frame_view() = default;
-  frame_view(const frame_view&) = default;
-  frame_view(frame_view&& other) noexcept : is_(std::exchange(other.is_, {})) {}
-  frame_view& operator=(const frame_view&) = default;
-  frame_view& operator=(frame_view&& other) noexcept {
-    is_ = std::exchange(other.is_, {});
-    return *this;
-  }
-  ~frame_view() = default;
-
   [[nodiscard]] frame_kind kind() const noexcept { return is_.info.kind; }
   /// The step the sender was in, counted from 1.
   [[nodiscard]] std::uint64_t step() const noexcept { return is_.info.step; }
@@ -326,13 +316,12 @@ class frame_view {
   }
   /// Whether this is a frame of the layout; false for a view that was not decoded.
   [[nodiscard]] bool is_of(const layout& model) const noexcept {
-    return is_.model && is_.model->fingerprint() == model.fingerprint();
+    return !is_.begins.empty() && is_.model->fingerprint() == model.fingerprint();
   }
 
  private:
   friend struct detail::frame_decoder;
 
-  // Moved as a whole: what is left behind is a view that was never decoded.
   struct contents {
     frame_info info;
     std::span<const std::byte> user;

@@ -35,9 +35,9 @@ class worker;
 template <element T>
 class server;
 template <element T, class Representative = mean_abs>
-class drift_compressor;
+class local_delta;
 template <element T>
-class outer_step;
+class outer_optimizer;
 class encoded_frame;
 template <element T>
 class frame_view;

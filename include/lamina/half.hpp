@@ -16,7 +16,7 @@
 #endif
 
 /// Half-width storage: gradients that come as fp16 or bf16, and payloads that are sent so. Arithmetic is done in float
-/// or double; these types only hold bits. A framework's own half type is used by viewing its memory as one of them.
+/// or double; these types only hold bits. A framework's own half type is used by viewing its memory as one of them. Read tensor.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 /// IEEE 754 binary16: 1 sign, 5 exponent and 10 mantissa bits.

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-/// Everything that needs no optional dependency.
+/// The core: everything for a worker and a server that needs no optional dependency. To read the headers, begin with tensor, layout,
+/// selection, representative, threshold, decision, residual and worker; then payload, frame, codec and server.
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/drift.hpp"
 #include "lamina/error.hpp"
 #include "lamina/execution.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 #include "lamina/options.hpp"
-#include "lamina/outer_step.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"

@@ -18,6 +18,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 
+/// The layers of a model, and the fragments into which they are cut. Read tensor.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -98,7 +99,7 @@ class layout {
     const auto found = table_->places.find(name);
     return found == table_->places.end() ? std::nullopt : std::optional(found->second);
   }
-  /// 64 bits over the names and shapes in order (FNV-1a; docs/wire-format/index.md gives the bytes), the same on
+  /// 64 bits over the names and shapes in order (FNV-1a; docs/wire-format.md gives the bytes), the same on
   /// every machine. It tells models apart by accident, not by design: it is no cryptographic hash.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return table_->fingerprint; }
 

@@ -9,14 +9,14 @@
 
 #include "lamina/detail/abi.hpp"
 
-/// What a worker and a server can be told. Nothing here computes.
+/// What a worker and a server can be told. Nothing here computes. Read decision.hpp after.
 namespace lamina::inline LAMINA_ABI {
 
 /// What a frame is of.
 enum class frame_kind : std::uint8_t {
   gradients = 1,   ///< worker to server: what is dropped counts as zeros
   parameters = 2,  ///< server to worker: what is dropped is to be kept
-  updates = 4,     ///< of parameters that all share: worker to server and back; see drift.hpp
+  updates = 4,     ///< of parameters that all share: worker to server and back; see delta.hpp
 };
 
 /// How the elements of a layer that is sent are written. Of gradients, what rounding takes away stays in the residual; of parameters see

@@ -26,8 +26,9 @@
 #include <immintrin.h>
 #endif
 
-/// How the elements of a layer that is sent are written. What rounding takes away of gradients is not lost: it goes back into
-/// the residual, exactly, so everything sent plus the residual is still the sum of the gradients. Of parameters it is lost.
+/// How the elements of a layer that is sent are written. What rounding takes away of gradients is not lost: it goes back into the residual,
+/// exactly, so everything sent plus the residual is still the sum of the gradients. Of parameters it is lost. Read half.hpp before,
+/// frame.hpp after.
 namespace lamina::inline LAMINA_ABI {
 
 /// Elements that share one scale in payload_type::int8 and int4.

@@ -18,8 +18,9 @@
 #include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
-/// The representative value q_l of a layer: the one number that is compared with the threshold. Each functor is called with a tensor and
-/// gives a double; an empty tensor gives 0. The one summation order that every backend follows, so that all machines decide alike:
+/// The representative value q_l of a layer: the one number that is compared with the threshold. Read layout.hpp before. Each functor is
+/// called with a tensor and gives a double; an empty tensor gives 0. The one summation order that every backend follows, so that all
+/// machines decide alike:
 ///
 ///  - a tensor is cut into blocks of 4,096 elements (the last may be shorter);
 ///  - within a block, element i goes to lane i mod 64, in order, in the type that the functor's map gives;

@@ -59,44 +59,28 @@ class residual_accumulator {
     for (layer_state& each : layers_) each.has_decayed = false;
   }
 
-  /// a_l <- a_l + g_l (eq. 1 of the paper), and the representative value of the sum, in one pass.
+  /// a_l <- a_l + g_l (eq. 1 of the paper) for the layers [first, last), and their representative values, in one pass: all of them are
+  /// added or, where one holds NaN or infinity or would overflow the residual, none, to within the rounding that non_finite::refuse says.
   ///
-  /// \param gradient        a tensor of n_l elements of T, lamina::float16 or lamina::bfloat16
+  /// \param first, last     of the layers
+  /// \param gradients       called with a layer and a visitor, it calls visitor(std::span<const G>) with the gradient of that layer, of T,
+  ///                        float16 or bfloat16; more than once, and from several threads. A layer of which it does not stays as it is:
+  ///                        was_given()
+  /// \param values          gets q_l of these layers; 0 for an empty one
   /// \param representative  the functor whose value is wanted
-  /// \param execution       runs the blocks of the layer; see execution.hpp
-  /// \param scale           multiplies each element, as a T, before it is added
-  /// \return q_l after adding; 0 for an empty layer
-  /// \throws std::invalid_argument  another size or, at run time, another element type; a scale that is not finite
-  /// \throws non_finite_gradient    with non_finite::refuse: it holds NaN or infinity, or a sum would overflow
+  /// \param execution       runs the blocks of the layers; see execution.hpp
+  /// \param factor          multiplies each element, as a T, before it is added
+  /// \param kept            where an exception that `execution` throws goes, in place of the caller: what it has not run is run by the
+  ///                        calling thread, and all layers are added
+  /// \return                the first layer whose gradient is refused
+  /// \throws std::invalid_argument  another size; a scale that is not finite. Nothing has changed
   ///
-  /// On any of these errors the residual is as it was; after non_finite_gradient to within the rounding that non_finite::refuse says.
-  /// A residual that is clear is written and not read. The same bits on every machine and with any number of threads.
-  template <class Tensor, representative Representative = mean_abs, execution Execution = sequential>
-  double accumulate(std::size_t layer, const Tensor& gradient, const Representative& representative = {},
-                    const Execution& execution = {}, double scale = 1) {
-    model_.check_layer(layer);
-    double value = 0;
-    const auto only = [&](std::size_t, const auto& visitor) { detail::visit_gradient<T>(gradient, visitor); };
-    if (accumulate_layers(layer, layer + 1, only, std::span(&value, 1), representative, execution, scale))
-      raise_refused(layer, only);
-    return value;
-  }
-
-  /// The same for the layers [first, last) at once: all of them are added or, where one holds NaN or infinity or would overflow the
-  /// residual, none. Quicker than one by one where an execution starts threads, which it then does once.
-  ///
-  /// `gradients` is called with a layer and a visitor and calls visitor(std::span<const G>) with the gradient of that layer; more than
-  /// once, and from several threads. A layer of which it does not stays as it is: was_given(). `values` gets q_l of these layers. If
-  /// `execution` throws itself, what it has not run is run by the calling thread, all layers are added, and the exception goes on to the
-  /// caller, or into `kept`.
-  ///
-  /// \return the first layer whose gradient is refused
+  /// A residual that is clear is written and not read. Bitwise the same on every machine and with any number of threads.
   template <class Gradients, representative Representative = mean_abs, execution Execution = sequential>
-  std::optional<std::size_t> accumulate_layers(std::size_t first, std::size_t last,
-                                               const Gradients& gradients, std::span<double> values,
-                                               const Representative& representative = {},
-                                               const Execution& execution = {}, double factor = 1,
-                                               std::exception_ptr* kept = nullptr) {
+  std::optional<std::size_t> accumulate(std::size_t first, std::size_t last, const Gradients& gradients,
+                                        std::span<double> values, const Representative& representative = {},
+                                        const Execution& execution = {}, double factor = 1,
+                                        std::exception_ptr* kept = nullptr) {
     look_at(first, last, gradients, values, factor);
     const T scale = static_cast<T>(factor);
     std::exception_ptr thrown;
@@ -316,15 +300,6 @@ class residual_accumulator {
     layers_[layer].has_decayed = true;
     return detail::finished_value(representative, std::span(block_totals_).subspan(begin, blocks),
                                   model_.sizes()[layer]);
-  }
-
-  template <class Gradients>
-  void raise_refused(std::size_t layer, const Gradients& gradients) const {
-    bool overflows = false;
-    gradients(layer, [&]<class G>(std::span<const G> from) { overflows = detail::are_finite(from); });
-    detail::raise(non_finite_gradient(layer, layer, model_[layer].name,
-                                      overflows ? "adding the gradient would overflow the residual"
-                                                : "the gradient holds NaN or infinity"));
   }
 
   detail::residual_block<T> block_of(std::size_t layer, std::size_t block, T scale) {

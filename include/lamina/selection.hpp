@@ -13,6 +13,7 @@
 #include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 
+/// The set of fragments that a step sends, and what of them has arrived. Read layout.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 /// Which layers of a layout go out whole; the others are dropped. One bit a layer, in the order of the wire format: layer l

@@ -24,7 +24,8 @@
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
-/// A parameter server: frames of gradients in, their mean, and to each worker the layers that were updated since its last reply.
+/// A parameter server: frames of gradients in, their mean, and to each worker the layers that were updated since its last reply. Read
+/// codec.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 /// A frame for one worker.

@@ -29,7 +29,7 @@
 #include "lamina/threshold.hpp"
 
 /// A worker's memory as bytes, for a checkpoint: little-endian, with the layout's fingerprint and a checksum. And the states of many
-/// workers as one: elastic restarts.
+/// workers as one: elastic restarts. Read worker.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
 
 inline constexpr std::uint32_t state_magic = 0x534d4cf5;  // the bytes F5 'L' 'M' 'S'
@@ -259,7 +259,8 @@ template <element T>
 /// all states agree on stays as it is. If one threshold is the invalid one, so is this one. For each layer the earliest of the steps in
 /// which it was last sent counts, so that none is dropped for longer than at_least_every.
 ///
-/// \param states  what each of the W workers saved, all after the same step: a range of ranges of bytes
+/// \param states     what each of the W workers saved, all after the same step: a range of ranges of bytes
+/// \param fragments  worker::fragments() of each of them
 /// \throws decode_error           for the first state that is refused, named by its index
 /// \throws std::invalid_argument  no states; states of two steps; numbers that are not finite, or whose sum is not
 ///

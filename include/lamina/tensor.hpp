@@ -20,7 +20,7 @@
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"
 
-/// What counts as a tensor: anything whose elements lie in one contiguous piece of memory.
+/// What counts as a tensor: anything whose elements lie in one contiguous piece of memory. Read this first.
 ///
 /// std::span, std::vector, std::array and every other contiguous range work as they are; a raw pointer, by `lamina::view(pointer, shape)`.
 /// xtensor, Eigen and torch have adapters in lamina/adapt/. Any other type is taught by one short specialisation of tensor_traits:

@@ -14,7 +14,7 @@
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 
-/// The threshold λ: Algorithm 1 of the paper.
+/// The threshold λ: Algorithm 1 of the paper. Read representative.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 /// What Algorithm 1 gives when the sum of the sizes never exceeds R·N: every layer is sent.

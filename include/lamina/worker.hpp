@@ -321,9 +321,11 @@ class worker<T, Representative>::step {
     return s;
   }
   state& selected(const char* call) const {
-    if (is_latest() && state_->is_selected) return *state_;
-    detail::refuse<std::logic_error>(call, ": step ", number_,
-                                     " is not selected, or is over: call select() first");
+    if (!is_latest() || !state_->is_selected) {
+      detail::refuse<std::logic_error>(call, ": step ", number_,
+                                       " is not selected, or is over: call select() first");
+    }
+    return *state_;
   }
   template <class Elements>
   auto packable(Elements& to) const {

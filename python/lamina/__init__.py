@@ -15,11 +15,11 @@ torch or whatever else speaks DLPack or the buffer protocol, and needs none of t
 import dataclasses
 import operator
 
-from lamina._core import (DecodeError, DriftCompressor, Frame, Gradients, Layout, OuterStep, Reply, Selector, Server, Step,
+from lamina._core import (DecodeError, LocalDelta, Frame, Gradients, Layout, OuterOptimizer, Reply, Selector, Server, Step,
                           Worker, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states, payload_bytes,
                           version as __version__)
 
-__all__ = ["DecodeError", "DriftCompressor", "Frame", "Gradients", "Layout", "Options", "OuterStep", "Reply", "Selector", "Server",
+__all__ = ["DecodeError", "LocalDelta", "Frame", "Gradients", "Layout", "Options", "OuterOptimizer", "Reply", "Selector", "Server",
            "Step", "Worker", "decode", "decode_payload", "encode_payload", "largest_frame_bytes", "merge_states",
            "payload_bytes", "__version__"]
 

@@ -148,7 +148,7 @@ inline nb::bytes bitmap_of(const lamina::selection& chosen) {
 }
 // A class each file binds.
 void bind_worker(nb::module_& m);
-void bind_drift(nb::module_& m);
+void bind_local(nb::module_& m);
 void bind_selector(nb::module_& m);
 void bind_server(nb::module_& m);
 void bind_payloads(nb::module_& m);

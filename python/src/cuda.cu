@@ -86,7 +86,7 @@ NB_MODULE(_cuda, m) {
                      "A worker's step on the current device, with a residual of float32: accumulate, "
                      "select, encode, commit. "
                      "Calls enqueue on `stream`, and wait where that is said. What they mean is in "
-                     "docs/cuda/index.md.")
+                     "docs/cuda.md.")
       .def(
           "__init__",
           [](worker* self, const nb::dict& shapes, double drop_ratio, std::uint64_t warm_up_steps,

@@ -74,7 +74,7 @@ NB_MODULE(_core, m) {
                       "." + std::to_string(LAMINA_VERSION_PATCH);
   bind_layout(m);
   bind_worker(m);
-  bind_drift(m);
+  bind_local(m);
   bind_selector(m);
   bind_server(m);
   bind_payloads(m);

@@ -157,7 +157,7 @@ void bind_server(nb::module_& m) {
           "run"_a = 0, "payload"_a = "as_is",
           "layout: the model. nodes: for each sender the workers whose sum it sends. asynchronous: each "
           "frame is a step of its own. kind: "
-          "of what the frames are, gradients, or the updates of DriftCompressors. fragment_elements: as of "
+          "of what the frames are, gradients, or the updates of LocalDeltas. fragment_elements: as of "
           "the workers.")
       .def(
           "add",

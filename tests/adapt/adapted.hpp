@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "../accumulate.hpp"
 #include "../support.hpp"
 #include "catch.hpp"
 #include "lamina/codec.hpp"
@@ -41,7 +42,7 @@ void require_readable(const Tensor& tensor, const T* memory, const std::vector<T
   REQUIRE(same_bits(lamina::elements_of<T>(tensor), values));
   require_functors(tensor, values);
   lamina::residual_accumulator<T> residual(model_of({values.size()}));
-  REQUIRE(same_bits(residual.accumulate(0, tensor), lamina::mean_abs{}(values)));
+  REQUIRE(same_bits(lamina_test::accumulate(residual, 0, tensor), lamina::mean_abs{}(values)));
   REQUIRE(same_bits(residual[0], values));
 }
 

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "accumulate.hpp"
 #include "adapted.hpp"
 
 namespace {
@@ -56,7 +57,7 @@ void require_refused(DLTensor& tensor, const std::string& sentence) {
   REQUIRE(refused([&] { (void)lamina::elements_of<float>(tensor); }));
   REQUIRE(refused([&] { (void)lamina::writable_elements_of<float>(tensor); }));
   REQUIRE(refused([&] { lamina::mean_abs{}(tensor); }));
-  REQUIRE(refused([&] { residual.accumulate(0, tensor); }));
+  REQUIRE(refused([&] { lamina_test::accumulate(residual, 0, tensor); }));
 }
 
 }  // namespace
@@ -160,7 +161,7 @@ TEMPLATE_TEST_CASE("dlpack: gradients may be float16 or bfloat16", "", lamina::f
   described given(memory, {50, 100});
   lamina_test::require_functors(given.tensor, values);
   lamina::residual_accumulator<float> residual(lamina_test::model_of({5000}));
-  residual.accumulate(0, given.tensor);
+  lamina_test::accumulate(residual, 0, given.tensor);
   REQUIRE(lamina_test::same_bits(residual[0], values));
   const auto read = [&] { (void)lamina::elements_of<float>(given.tensor); };
   CHECK(contains(lamina_test::message_of<std::invalid_argument>(read),

@@ -11,6 +11,7 @@
 #include <vector>
 #include "lamina/adapt/torch.hpp"
 
+#include "accumulate.hpp"
 #include "adapted.hpp"
 #include "lamina/cuda/device_tensor.hpp"
 
@@ -39,7 +40,7 @@ void require_refused(const at::Tensor& tensor, const std::string& sentence) {
   REQUIRE(refused([&] { (void)lamina::elements_of<float>(tensor); }));
   REQUIRE(refused([&] { (void)lamina::writable_elements_of<float>(tensor); }));
   REQUIRE(refused([&] { (void)lamina::mean_abs{}(tensor); }));
-  REQUIRE(refused([&] { residual.accumulate(0, tensor); }));
+  REQUIRE(refused([&] { lamina_test::accumulate(residual, 0, tensor); }));
 }
 
 // A CUDA tensor as far as torch knows: its memory is the host's, which nobody reads.
@@ -123,7 +124,7 @@ TEMPLATE_TEST_CASE("torch: gradients may be Half or BFloat16", "", lamina::float
   REQUIRE(held.size() == 5000);
   lamina_test::require_functors(half, std::vector<float>(values.begin(), values.end()));
   lamina::residual_accumulator<float> residual(lamina_test::model_of({5000}));
-  REQUIRE(residual.accumulate(0, half) == lamina::mean_abs{}(back));
+  REQUIRE(lamina_test::accumulate(residual, 0, half) == lamina::mean_abs{}(back));
   REQUIRE(lamina_test::same_bits(residual[0], values));
 }
 

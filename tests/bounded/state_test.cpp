@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Every state of both ends and every event: what the tables of docs/bounded-loss/protocol.md say, and no more.
+// Every state of both ends and every event: what the tables of docs/bounded-loss-protocol.md say, and no more.
 #include <algorithm>
 #include <array>
 #include <map>

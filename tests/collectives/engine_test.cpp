@@ -163,18 +163,15 @@ TEST_CASE("engine: without its thread nothing is summed between two calls") {
 TEST_CASE("engine: whoever has another plan is named, and nobody hangs") {
   const lamina::layout model = model_of({100, 50});
   const auto plan_with = [&](const std::vector<std::size_t>& order,
-                             const collectives::plan_options& options = {},
-                             const collectives::cost_table& costs = collectives::gigabit_costs) {
-    return collectives::plan(model, 3, order, std::vector<collectives::layer_class>(2), options, costs);
+                             const collectives::plan_options& options = {}) {
+    return collectives::plan(model, 3, order, std::vector<collectives::layer_class>(2), options);
   };
-  // Other buckets, chunks, algorithms; a ready order of its own; a table of costs of its own.
+  // Other buckets, chunks, algorithms; a ready order of its own.
   const std::vector<collectives::plan> others = {
-      plan_with({1, 0}, {.bucket_bytes = 0}),
-      plan_with({1, 0}, {.chunk_bytes = 8192}),
+      plan_with({1, 0}, {.bucket_bytes = 0}), plan_with({1, 0}, {.chunk_bytes = 8192}),
       plan_with({1, 0}, {.choice = algorithm_choice::always(algorithm::ring)}),
       plan_with({1, 0}, {.choice = algorithm_choice::always(algorithm::halving_doubling)}),
-      plan_with({0, 1}),
-      plan_with({1, 0}, {}, {1e-3, 1e-8, 1e-8, 1e-10})};
+      plan_with({0, 1})};
   for (const auto& other : others) {
     memory_network network(3);
     const std::vector<float> gradient(100, 1.0F);

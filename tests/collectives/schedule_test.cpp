@@ -24,7 +24,7 @@ std::vector<std::size_t> lengths_for(std::size_t ranks, std::mt19937& random) {
 
 }  // namespace
 
-// The first oracle of docs/overlap/sums.md: for all ranks at once, and for every length at the edges.
+// Invariants of a schedule: for all ranks at once, and for every length at the edges.
 TEST_CASE("schedule: every send has its receive, sums are the reference, bytes are the formula") {
   std::mt19937 random(1901);
   for (std::size_t ranks = 1; ranks <= 64; ++ranks) {

@@ -124,7 +124,7 @@ inline traffic sent(std::span<const collectives::round> rounds) {
   return total;
 }
 
-/// Bytes that docs/overlap/sums.md says a rank sends in an all_reduce, counted in elements; apart from the schedules.
+/// Bytes that a rank sends in an all_reduce by the closed formula, counted in elements; apart from the schedules.
 inline std::size_t formula_of_sent(collectives::algorithm how, std::size_t ranks, std::size_t rank,
                                    std::size_t elements) {
   using collectives::algorithm;

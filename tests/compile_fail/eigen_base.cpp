@@ -4,15 +4,15 @@
 #include <Eigen/Core>
 
 #include "lamina/adapt/eigen.hpp"
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  lamina::worker<float> worker(lamina::layout({{"a", {3}}}));
   const Eigen::Vector3f a(1, 2, 3);
   const Eigen::MatrixBase<Eigen::Vector3f>& base = a;
 #ifdef LAMINA_SHOULD_FAIL
-  residual.accumulate(0, base);
+  worker.begin().add(0, base);
 #else
-  residual.accumulate(0, base.eval());
+  worker.begin().add(0, base.eval());
 #endif
 }

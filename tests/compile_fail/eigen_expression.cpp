@@ -4,14 +4,14 @@
 #include <Eigen/Core>
 
 #include "lamina/adapt/eigen.hpp"
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  lamina::worker<float> worker(lamina::layout({{"a", {3}}}));
   const Eigen::Vector3f a(1, 2, 3);
 #ifdef LAMINA_SHOULD_FAIL
-  residual.accumulate(0, 2 * a + a);
+  worker.begin().add(0, 2 * a + a);
 #else
-  residual.accumulate(0, (2 * a + a).eval());
+  worker.begin().add(0, (2 * a + a).eval());
 #endif
 }

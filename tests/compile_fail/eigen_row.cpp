@@ -4,14 +4,14 @@
 #include <Eigen/Core>
 
 #include "lamina/adapt/eigen.hpp"
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  lamina::worker<float> worker(lamina::layout({{"a", {3}}}));
   const Eigen::Matrix3f a = Eigen::Matrix3f::Zero();
 #ifdef LAMINA_SHOULD_FAIL
-  residual.accumulate(0, a.row(1));
+  worker.begin().add(0, a.row(1));
 #else
-  residual.accumulate(0, a.row(1).eval());
+  worker.begin().add(0, a.row(1).eval());
 #endif
 }

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 struct sum {
   float map(float x) const { return x; }
@@ -23,6 +23,6 @@ struct sum {
 };
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
-  residual.accumulate(0, std::vector<float>(3), sum{});
+  lamina::worker<float, sum> worker(lamina::layout({{"a", {3}}}));
+  worker.begin().add(0, std::vector<float>(3));
 }

@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 struct my_tensor {
   std::vector<float> fetch() const { return {}; }
@@ -18,11 +18,11 @@ struct lamina::tensor_traits<T> {
 };
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  lamina::worker<float> worker(lamina::layout({{"a", {3}}}));
   const my_tensor t{};
 #ifdef LAMINA_SHOULD_FAIL
-  residual.accumulate(0, t);
+  worker.begin().add(0, t);
 #else
-  residual.accumulate(0, t.fetch());
+  worker.begin().add(0, t.fetch());
 #endif
 }

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 struct my_tensor {
   const float* data;
@@ -11,11 +11,11 @@ struct my_tensor {
 };
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  lamina::worker<float> worker(lamina::layout({{"a", {3}}}));
   const my_tensor t{};
 #ifdef LAMINA_SHOULD_FAIL
-  residual.accumulate(0, t);
+  worker.begin().add(0, t);
 #else
-  residual.accumulate(0, std::span(t.data, t.count));
+  worker.begin().add(0, std::span(t.data, t.count));
 #endif
 }

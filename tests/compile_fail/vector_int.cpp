@@ -3,14 +3,14 @@
 
 #include <vector>
 
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  lamina::worker<float> worker(lamina::layout({{"a", {3}}}));
   const std::vector<int> t(3);
 #ifdef LAMINA_SHOULD_FAIL
-  residual.accumulate(0, t);
+  worker.begin().add(0, t);
 #else
-  residual.accumulate(0, std::vector<float>(t.begin(), t.end()));
+  worker.begin().add(0, std::vector<float>(t.begin(), t.end()));
 #endif
 }

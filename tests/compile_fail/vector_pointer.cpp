@@ -4,14 +4,14 @@
 #include <span>
 #include <vector>
 
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  lamina::worker<float> worker(lamina::layout({{"a", {3}}}));
   const std::vector<float*> t(1);
 #ifdef LAMINA_SHOULD_FAIL
-  residual.accumulate(0, t);
+  worker.begin().add(0, t);
 #else
-  for (float* layer : t) residual.accumulate(0, std::span(layer, 3));
+  for (float* layer : t) worker.begin().add(0, std::span(layer, 3));
 #endif
 }

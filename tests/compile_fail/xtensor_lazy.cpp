@@ -3,14 +3,14 @@
 
 #include "../adapt/xtensor_headers.hpp"
 #include "lamina/adapt/xtensor.hpp"
-#include "lamina/residual.hpp"
+#include "lamina/worker.hpp"
 
 int main() {
-  lamina::residual_accumulator<float> residual(lamina::layout({{"a", {3}}}));
+  lamina::worker<float> worker(lamina::layout({{"a", {3}}}));
   const xt::xtensor<float, 1> a = {1, 2, 3};
 #ifdef LAMINA_SHOULD_FAIL
-  residual.accumulate(0, 2 * a + a);
+  worker.begin().add(0, 2 * a + a);
 #else
-  residual.accumulate(0, xt::eval(2 * a + a));
+  worker.begin().add(0, xt::eval(2 * a + a));
 #endif
 }

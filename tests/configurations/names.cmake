@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: MIT
-# The name of lamina's namespace under flags, by each compiler that is here; docs/guide/many-machines.md has each piece of it.
+# The name of lamina's namespace under flags, by each compiler that is here; docs/cpp/operations.md has each piece of it.
 include("${CMAKE_CURRENT_LIST_DIR}/flags.cmake")
 file(STRINGS "${INCLUDE_DIR}/lamina/version.hpp" lines REGEX "#define LAMINA_VERSION_")
 string(REGEX REPLACE "[^0-9;]" "" version "${lines}")
 list(JOIN version "_" version)
 file(WRITE "${OUTPUT_DIR}/name.hpp" "#include <lamina/detail/abi.hpp>\n<LAMINA_ABI>\n")
 
-file(READ "${SOURCE_DIR}/../../docs/guide/many-machines.md" guide)
+file(READ "${SOURCE_DIR}/../../docs/cpp/operations.md" guide)
 
 # expect(NAME FLAGS...): what stands behind the version.
 function(expect expected)
@@ -14,7 +14,7 @@ function(expect expected)
   foreach(piece IN LISTS pieces)
     string(FIND "${guide}" "`${piece}`" position)
     if(position EQUAL -1)
-      message(FATAL_ERROR "docs/guide/many-machines.md has no `${piece}`")
+      message(FATAL_ERROR "docs/cpp/operations.md has no `${piece}`")
     endif()
   endforeach()
   foreach(compiler IN LISTS COMPILERS)

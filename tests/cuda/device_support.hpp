@@ -44,39 +44,60 @@ std::vector<G> random_gradient(std::mt19937& random, std::size_t elements, float
   return gradient;
 }
 
-/// Device memory that begins at a multiple of 64 bytes.
-class frame_buffer {
+/// Elements in device memory. They are copied as bytes, so that Thrust's copies are compiled once.
+template <class X>
+class on_device {
  public:
-  explicit frame_buffer(std::size_t bytes) : memory_(bytes + 63) {
-    auto* begin = thrust::raw_pointer_cast(memory_.data());
-    skipped_ = (64 - reinterpret_cast<std::uintptr_t>(begin) % 64) % 64;
-    bytes_ = {begin + skipped_, bytes};
+  explicit on_device(std::size_t elements) : bytes_(elements * sizeof(X)) {}
+  explicit on_device(const std::vector<X>& host) : on_device(host.size()) { set(host); }
+
+  X* data() const {
+    return reinterpret_cast<X*>(const_cast<std::byte*>(thrust::raw_pointer_cast(bytes_.data())));
   }
-  std::span<std::byte> bytes() const { return bytes_; }
-  std::vector<std::byte> to_host() const {
-    std::vector<std::byte> host(bytes_.size());
-    const auto begin = memory_.begin() + static_cast<std::ptrdiff_t>(skipped_);
-    thrust::copy(begin, begin + static_cast<std::ptrdiff_t>(host.size()), host.begin());
+  std::size_t size() const { return bytes_.size() / sizeof(X); }
+  void set(std::span<const X> elements, std::size_t at = 0) {
+    const auto from = std::as_bytes(elements);
+    thrust::copy(from.data(), from.data() + from.size(),
+                 bytes_.begin() + static_cast<std::ptrdiff_t>(at * sizeof(X)));
+  }
+  std::vector<X> get(std::size_t from = 0) const {
+    std::vector<X> host(size() - from);
+    thrust::copy(bytes_.begin() + static_cast<std::ptrdiff_t>(from * sizeof(X)), bytes_.end(),
+                 std::as_writable_bytes(std::span(host)).data());
     return host;
   }
 
  private:
-  thrust::device_vector<std::byte> memory_;
-  std::size_t skipped_ = 0;
-  std::span<std::byte> bytes_;
+  thrust::device_vector<std::byte> bytes_;
 };
-
-/// L numbers or flags in device memory.
 template <class X>
-thrust::device_vector<X> on_device(const std::vector<X>& host) {
+std::vector<X> to_host(const X* begin, std::size_t elements) {
+  std::vector<X> host(elements);
+  const thrust::device_ptr<const std::byte> from(reinterpret_cast<const std::byte*>(begin));
+  thrust::copy(from, from + static_cast<std::ptrdiff_t>(elements * sizeof(X)),
+               std::as_writable_bytes(std::span(host)).data());
   return host;
 }
-template <class X>
-const X* address_of(const thrust::device_vector<X>& each) {
-  return thrust::raw_pointer_cast(each.data());
-}
 
-/// Sizes around lanes, rows and blocks.
+/// Device memory that begins at a multiple of 64 bytes.
+class frame_buffer {
+ public:
+  explicit frame_buffer(std::size_t bytes) : memory_(bytes + 63), bytes_(bytes) {
+    skipped_ = (64 - reinterpret_cast<std::uintptr_t>(memory_.data()) % 64) % 64;
+  }
+  std::span<std::byte> bytes() const { return {memory_.data() + skipped_, bytes_}; }
+  std::vector<std::byte> to_host() const { return lamina_test::to_host(bytes().data(), bytes_); }
+
+ private:
+  on_device<std::byte> memory_;
+  std::size_t bytes_;
+  std::size_t skipped_ = 0;
+};
+
+/// Sizes around lanes, rows and blocks; and some of them.
+inline std::vector<std::size_t> some_sizes() {
+  return {1, 0, 3, 63, 64, 65, 257, 1000, 4097, 9000, 2};
+}
 inline std::vector<std::size_t> telling_sizes() {
   return {1, 0, 3, 63, 64, 65, 127, 255, 256, 257, 1000, 4095, 4096, 4097, 4160, 8192, 9000, 20001, 2};
 }
@@ -88,27 +109,17 @@ class device_gradients {
   device_gradients(const lamina::layout& model, std::size_t skipped) : skipped_(skipped) {
     for (const std::size_t elements : model.sizes()) memory_.emplace_back(elements + skipped);
   }
-  void set(std::size_t layer, const std::vector<G>& gradient) {
-    thrust::copy(gradient.begin(), gradient.end(),
-                 memory_[layer].begin() + static_cast<std::ptrdiff_t>(skipped_));
-  }
-  std::vector<G> get(std::size_t layer) const {
-    std::vector<G> host(memory_[layer].size() - skipped_);
-    thrust::copy(memory_[layer].begin() + static_cast<std::ptrdiff_t>(skipped_), memory_[layer].end(),
-                 host.begin());
-    return host;
-  }
+  void set(std::size_t layer, const std::vector<G>& gradient) { memory_[layer].set(gradient, skipped_); }
+  std::vector<G> get(std::size_t layer) const { return memory_[layer].get(skipped_); }
   std::vector<lamina::cuda::device_tensor> tensors() {
     std::vector<lamina::cuda::device_tensor> tensors;
-    for (auto& each : memory_) {
-      tensors.emplace_back(thrust::raw_pointer_cast(each.data()) + skipped_, each.size() - skipped_);
-    }
+    for (auto& each : memory_) tensors.emplace_back(each.data() + skipped_, each.size() - skipped_);
     return tensors;
   }
 
  private:
   std::size_t skipped_;
-  std::vector<thrust::device_vector<G>> memory_;
+  std::vector<on_device<G>> memory_;
 };
 
 /// A lamina::worker in the order of calls of a device: gradients after a selection begin the next step, whatever became of the last.
@@ -189,10 +200,8 @@ void require_same_frame(Host& host, Device& device, const Execution& execution, 
 
 template <class Host, class Device>
 void require_same_values(Host& host, Device& device, const std::string& where) {
-  std::vector<double> values(device.fragments().layers());
-  const thrust::device_ptr<double> computed(device.values());
-  thrust::copy(computed, computed + static_cast<std::ptrdiff_t>(values.size()), values.begin());
-  require(same_bits(values, host.values()), "the values differ " + where);
+  require(same_bits(to_host(device.values(), device.fragments().layers()), host.values()),
+          "the values differ " + where);
 }
 
 template <class Host, class Device, class Execution>
@@ -204,45 +213,38 @@ void require_same_residuals(const Host& host, const Device& device, const Execut
   }
 }
 
-/// A framework's tensor, whose element type is known at run time, taught to lamina at the end of this file.
-struct framework_tensor {
-  void* data;
-  std::size_t elements;
-  bool is_half;
-};
-
-/// The same where tensors lie here or there.
-struct tensor_here_or_there {
-  std::span<const float> on_device;
-};
-
 /// Calls visit(name, function) for each case of an execution.
 using visitor = std::function<void(const std::string& name, const std::function<void()>& run)>;
 
-/// In the place of an execution: what a graph does while it is captured, and launched again and again. Nothing runs when it
-/// is called, and the host's checks see nothing of a replay.
+/// In the place of an execution: launches that run when they are asked for. wait() runs them once, as on a stream on which nothing runs
+/// before it has to; replay() again and again, as a graph, whose launches the host does not see.
 template <class Execution>
-class recording {
+class postponed {
  public:
-  explicit recording(const Execution& execution) : execution_(execution) {}
+  explicit postponed(const Execution& execution) : execution_(execution) {}
 
   template <class Kernel>
   void run(const Kernel& kernel) const {
     launches_.push_back([execution = &execution_, kernel] { execution->run(kernel); });
   }
-  void wait() const { execution_.wait(); }
+  void wait() const {
+    ++waits;
+    for (const auto& launch : std::exchange(launches_, {})) launch();
+    execution_.wait();
+  }
+  void replay() const {
+    for (const auto& launch : launches_) launch();
+  }
   void require_device_memory(const void* pointer, const char* what) const {
     execution_.require_device_memory(pointer, what);
   }
   void require_writable(const void* begin, std::size_t bytes, const char* what) const {
     execution_.require_writable(begin, bytes, what);
   }
-
+  void require_no_capture(const char* call) const { execution_.require_no_capture(call); }
   void require_current_device() const { execution_.require_current_device(); }
 
-  void replay() const {
-    for (const auto& launch : launches_) launch();
-  }
+  mutable std::size_t waits = 0;
 
  private:
   const Execution& execution_;
@@ -250,24 +252,3 @@ class recording {
 };
 
 }  // namespace lamina_test
-
-template <>
-struct lamina::tensor_traits<lamina_test::framework_tensor> {
-  static std::variant<std::span<float>, std::span<lamina::bfloat16>, std::span<int>> elements(
-      const lamina_test::framework_tensor& tensor) {
-    if (tensor.is_half) return std::span(static_cast<lamina::bfloat16*>(tensor.data), tensor.elements);
-    return std::span(static_cast<float*>(tensor.data), tensor.elements);
-  }
-};
-template <>
-struct lamina::tensor_traits<lamina_test::tensor_here_or_there> {
-  static std::span<const float> elements(const lamina_test::tensor_here_or_there&) {
-    throw std::invalid_argument("not in host memory");
-  }
-  static std::span<const float> device_elements(const lamina_test::tensor_here_or_there& tensor) {
-    return tensor.on_device;
-  }
-  static bool has_value(const lamina_test::tensor_here_or_there& tensor) {
-    return tensor.on_device.data() != nullptr;
-  }
-};

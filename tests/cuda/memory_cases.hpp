@@ -131,35 +131,6 @@ void memory_comes_from_a_resource(const Execution& execution) {
   require(misaligned.pieces() == 0, "memory that is not aligned did not go back");
 }
 
-/// In the place of an execution: a stream, on which nothing runs before it has to. What a copy reads is read when it runs.
-template <class Execution>
-class late {
- public:
-  explicit late(const Execution& execution) : execution_(execution) {}
-
-  template <class Kernel>
-  void run(const Kernel& kernel) const {
-    queue_.push_back([this, kernel] { execution_.run(kernel); });
-  }
-  void wait() const {
-    ++waits;
-    for (const auto& each : std::exchange(queue_, {})) each();
-    execution_.wait();
-  }
-  /// Of what nobody waits for any more.
-  void forget() const { queue_.clear(); }
-  void require_device_memory(const void*, const char*) const {}
-  void require_writable(const void*, std::size_t, const char*) const {}
-  void require_no_capture(const char*) const {}
-  void require_current_device() const {}
-
-  mutable std::size_t waits = 0;
-
- private:
-  const Execution& execution_;
-  mutable std::vector<std::function<void()>> queue_;
-};
-
 /// Gradients that move in every step: each launch sees those that were bound before it, however late it runs, and the host never
 /// waits. More layers than the arguments of one launch have room for, and parts of them.
 template <class Execution>
@@ -171,7 +142,7 @@ void pointers_follow_without_waiting(const Execution& execution) {
   sizes[499] = 4097;
   const lamina::layout model = model_of(sizes);
   lamina::cuda::worker<float> device(model, {.drop_ratio = 0, .fragment_elements = 4096});
-  const late<Execution> stream(execution);
+  const postponed<Execution> stream(execution);
   std::vector<device_gradients<float>> gradients;
   float sum = 0;
   for (std::size_t i = 0; i < 5; ++i) {

@@ -81,6 +81,7 @@ void refuses_misuse(const Execution& execution) {
   device_gradients<float> gradients(model, 0);
   refuses("bind()", message_of<order>([&] { device.add(execution); }));
   device.bind(execution, gradients.tensors());
+  refuses("encode()", message_of<order>([&] { device.add(execution, {.commit = true}); }));
   auto tensors = gradients.tensors();
   tensors[1] = {static_cast<float*>(tensors[1].data()), std::size_t{4999}};
   refuses("layer1", message_of<bad>([&] { device.bind(execution, tensors); }));
@@ -89,13 +90,16 @@ void refuses_misuse(const Execution& execution) {
   // What was bound before still is.
   gradients.set(0, std::vector<float>(100, 1.0F));
   device.add(execution);
-  require(device.residual(execution, 0)[99] == 1.0F, "a refused bind() took the place of the one before");
+  refuses("encode()", message_of<order>([&] { device.add(execution, {.commit = true}); }));
+  require(device.residual(execution, 0)[99] == 1.0F,
+          "a refused call took the place of the one before, or has added");
   device_gradients<double> wide(model, 0);
   refuses("'layer0'", message_of<bad>([&] { device.bind(execution, wide.tensors()); }));
 
   const frame_buffer buffer(device.largest_frame_bytes() + 64);
   const auto enough = buffer.bytes().first(device.largest_frame_bytes());
   device.select(execution);
+  refuses("commit", message_of<order>([&] { device.add(execution, {.commit = true}); }));
   device.encode(execution, enough);
   device.commit(execution);
   refuses("add()", message_of<order>([&] { device.select(execution); }));

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <thrust/device_vector.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -29,11 +27,11 @@ void refused_batches_were_never_given(const Execution& execution, lamina::worker
   lamina::cuda::worker<T> device(model, options);
   device_gradients<G> gradients(model, 1);
   device.bind(execution, gradients.tensors());
-  thrust::device_vector<float> found_inf(1);
-  thrust::device_vector<float> inverse_scale(1);
+  on_device<float> found_inf(1);
+  on_device<float> inverse_scale(1);
   const frame_buffer buffer(device.largest_frame_bytes());
-  const lamina::cuda::add_options plain = {.found_inf = address_of(found_inf),
-                                           .inverse_scale = address_of(inverse_scale)};
+  const lamina::cuda::add_options plain = {.found_inf = found_inf.data(),
+                                           .inverse_scale = inverse_scale.data()};
   auto also = plain;
   also.commit = also.select = by_one_launch;
   const auto send = [&](const auto& by) {
@@ -41,15 +39,15 @@ void refused_batches_were_never_given(const Execution& execution, lamina::worker
     device.encode(by, buffer.bytes());
   };
   std::mt19937 random(31);
-  const recording first(execution);
+  const postponed first(execution);
   device.add(first, plain);
   device.select(first);
   device.encode(first, buffer.bytes());
-  const recording piece(execution);
+  const postponed piece(execution);
   device.add(piece, also);
-  const recording end(execution);
+  const postponed end(execution);
   send(end);
-  const recording commit(execution);
+  const postponed commit(execution);
   device.commit(commit);
 
   std::uint64_t refused = 0;
@@ -61,8 +59,8 @@ void refused_batches_were_never_given(const Execution& execution, lamina::worker
     for (std::size_t k = 0; k < pieces; ++k) {
       const bool is_refused = below(random, 3) == 0;
       const float scale = round % 3 == 0 ? 1.0F : 1 / static_cast<float>(1 + below(random, 70'000));
-      found_inf[0] = is_refused ? static_cast<float>(1 + below(random, 2)) : 0.0F;
-      inverse_scale[0] = scale;
+      found_inf.set(std::vector{is_refused ? static_cast<float>(1 + below(random, 2)) : 0.0F});
+      inverse_scale.set(std::vector{scale});
       // One launch commits what the round before has sent.
       if (by_one_launch && has_sent) cpu.commit();
       if (by_one_launch && has_sent) has_begun = false;
@@ -99,9 +97,7 @@ void refused_batches_were_never_given(const Execution& execution, lamina::worker
       require(contains(message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(bytes); }), "magic"),
               "there is a frame of refused gradients " + where);
     }
-    const std::vector<double> values(
-        thrust::device_ptr<double>(device.values()),
-        thrust::device_ptr<double>(device.values()) + static_cast<std::ptrdiff_t>(model.layers()));
+    const auto values = to_host(device.values(), model.layers());
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const double value = lamina::mean_abs{}(cpu->residual()[l]);
       require(same_bits(values[l], value), "a value is not that of its residual " + where);
@@ -127,8 +123,8 @@ void refused_steps_do_nothing(const Execution& execution) {
   device.bind(execution, gradients.tensors());
   const frame_buffer buffer(device.largest_frame_bytes());
   const auto* const payload = buffer.bytes().data() + device.prefix_bytes();
-  const thrust::device_vector<float> found_inf = std::vector{1.0F};
-  const lamina::cuda::add_options refused = {.found_inf = address_of(found_inf)};
+  const on_device<float> found_inf(std::vector{1.0F});
+  const lamina::cuda::add_options refused = {.found_inf = found_inf.data()};
   const auto saved = device.save(execution);
   device.add(execution, refused);
   device.add(execution, refused);
@@ -146,16 +142,6 @@ void refused_steps_do_nothing(const Execution& execution) {
   device.commit(execution);
   const auto report = device.last_step(execution);
   require(report.step == 1 && !report.is_refused && report.sent_elements == 5000, "no step came after it");
-  // What is out of order is told again.
-  const recording late(execution);
-  device.add(execution);
-  device.select(execution);
-  device.encode(execution, buffer.bytes());
-  device.commit(late);
-  late.replay();
-  late.replay();
-  require(contains(message_of<std::logic_error>([&] { (void)device.last_step(execution); }), "out of order"),
-          "a commit out of order was not told");
 }
 
 /// A scale that is not finite leaves out every element, and counts none that the gradient does not have.
@@ -168,8 +154,8 @@ void counts_what_a_scale_leaves_out(const Execution& execution) {
       lamina::cuda::worker<T> device(model, {.momentum = momentum});
       device_gradients<T> gradients(model, 0);
       device.bind(execution, gradients.tensors());
-      const thrust::device_vector<float> inverse_scale = std::vector{scale};
-      device.add(execution, {.inverse_scale = address_of(inverse_scale)});
+      const on_device<float> inverse_scale(std::vector{scale});
+      device.add(execution, {.inverse_scale = inverse_scale.data()});
       require(device.last_step(execution).left_out_elements == model.elements(),
               "another number of elements was left out");
     }
@@ -183,12 +169,10 @@ void for_each_refusal_case(const Execution& execution, const visitor& visit) {
       visit("refused batches, " + name + (by_one_launch ? ", by one launch" : ""),
             [&, options, by_one_launch] {
               refused_batches_were_never_given<float, float>(execution, options, by_one_launch, 1);
-              refused_batches_were_never_given<double, lamina::float16>(execution, options, by_one_launch, 1);
             });
     }
     visit("refused pieces, " + name, [&, options] {
-      refused_batches_were_never_given<float, lamina::bfloat16>(execution, options, false, 3);
-      refused_batches_were_never_given<double, double>(execution, options, false, 2);
+      refused_batches_were_never_given<double, lamina::float16>(execution, options, false, 3);
     });
   };
   refuse("drop ratio 0.7", {.drop_ratio = 0.7});

@@ -27,21 +27,21 @@ void replays_lose_nothing(const Execution& execution, lamina::worker_options opt
   device_gradients<float> gradients(model, 0);
   device.bind(execution, gradients.tensors());
   const frame_buffer buffer(device.largest_frame_bytes());
-  const recording select(execution);
-  const recording encode(execution);
-  const recording commit(execution);
-  const recording restore(execution);
+  const postponed select(execution);
+  const postponed encode(execution);
+  const postponed commit(execution);
+  const postponed restore(execution);
   // By whether it commits, and whether it selects.
-  const std::array<std::array<recording<Execution>, 2>, 2> together = {
-      {{recording(execution), recording(execution)}, {recording(execution), recording(execution)}}};
+  const std::array<std::array<postponed<Execution>, 2>, 2> together = {
+      {{postponed(execution), postponed(execution)}, {postponed(execution), postponed(execution)}}};
   device.add(together[0][0]);
   device.select(select);
   device.encode(encode, buffer.bytes());
   device.add(together[1][0], {.commit = true});
   device.add(together[0][1], {.select = true});
-  device.encode(recording(execution), buffer.bytes());
+  device.encode(postponed(execution), buffer.bytes());
   device.add(together[1][1], {.commit = true, .select = true});
-  device.encode(recording(execution), buffer.bytes());
+  device.encode(postponed(execution), buffer.bytes());
   device.commit(commit);
   if (restores) device.restore(restore, buffer.bytes().data() + device.prefix_bytes());
 
@@ -145,84 +145,6 @@ void replays_lose_nothing(const Execution& execution, lamina::worker_options opt
   }
 }
 
-/// Each launch out of order is told, once, and does nothing.
-template <class Execution>
-void tells_what_was_out_of_order(const Execution& execution) {
-  const lamina::layout model = model_of({100, 5000});
-  lamina::cuda::worker<float> device(model);
-  device_gradients<float> gradients(model, 0);
-  gradients.set(0, std::vector<float>(100, 1.0F));
-  device.bind(execution, gradients.tensors());
-  const frame_buffer buffer(device.largest_frame_bytes());
-  const recording add(execution);
-  const recording select(execution);
-  const recording encode(execution);
-  const recording commit(execution);
-  const recording restore(execution);
-  const recording commit_and_add(execution);
-  device.add(add);
-  device.select(select);
-  device.encode(encode, buffer.bytes());
-  device.add(commit_and_add, {.commit = true});
-  device.select(recording(execution));
-  device.encode(recording(execution), buffer.bytes());
-  device.commit(commit);
-  device.restore(restore, buffer.bytes().data() + device.prefix_bytes());
-  const auto tells = [&](const recording<Execution>& launch, float residual) {
-    launch.replay();
-    const auto message = message_of<std::logic_error>([&] { (void)device.last_step(execution); });
-    require(contains(message, "out of order"), "the message is: " + message);
-    (void)device.last_step(execution);  // told once
-    const float found = device.residual(execution, 0)[99];
-    require(found == residual, "the residual is " + std::to_string(found));
-  };
-  for (const auto* launch : {&select, &encode, &commit, &restore}) tells(*launch, 0);
-  add.replay();
-  for (const auto* launch : {&encode, &commit, &restore}) tells(*launch, 1);
-  select.replay();
-  for (const auto* launch : {&commit, &restore}) tells(*launch, 1);
-  encode.replay();
-  commit.replay();
-  for (const auto* launch : {&commit, &select, &encode}) tells(*launch, 0);
-  // The only frame was committed, so the gradients come on top of nothing.
-  tells(commit_and_add, 1);
-  tells(commit_and_add, 2);
-  select.replay();
-  encode.replay();
-  commit_and_add.replay();
-  tells(commit, 1);
-}
-
-/// A commit with the next gradients that the host can see is out of order throws, and launches nothing.
-template <class Execution>
-void refuses_to_commit_with_gradients(const Execution& execution) {
-  const lamina::layout model = model_of({100});
-  lamina::cuda::worker<float> device(model);
-  device_gradients<float> gradients(model, 0);
-  gradients.set(0, std::vector<float>(100, 1.0F));
-  device.bind(execution, gradients.tensors());
-  const frame_buffer buffer(device.largest_frame_bytes());
-  const auto refuses = [&](float residual) {
-    const auto message = message_of<std::logic_error>([&] { device.add(execution, {.commit = true}); });
-    require(contains(message, "commit") && contains(message, "encode()"), "the message is: " + message);
-    require(device.residual(execution, 0)[99] == residual, "gradients were added");
-  };
-  refuses(0);
-  device.add(execution);
-  refuses(1);
-  device.select(execution);
-  refuses(1);
-  device.encode(execution, buffer.bytes());
-  device.commit(execution);
-  refuses(0);
-  device.add(execution, {.select = true});
-  refuses(1);
-  device.encode(execution, buffer.bytes());
-  device.add(execution, {.commit = true});
-  refuses(1);  // a second piece
-  (void)device.last_step(execution);
-}
-
 template <class Execution>
 void for_each_replay_case(const Execution& execution, const visitor& visit) {
   using options = lamina::worker_options;
@@ -236,8 +158,6 @@ void for_each_replay_case(const Execution& execution, const visitor& visit) {
   replays(", payload int4, momentum", {.drop_ratio = 0.7, .momentum = 0.5, .payload = payload_type::int4});
   replays(", payload float16, a budget",
           {.send_budget = 0.3, .at_least_every = 3, .payload = payload_type::float16});
-  visit("replays, what is told", [&] { tells_what_was_out_of_order(execution); });
-  visit("a commit with gradients, refused", [&] { refuses_to_commit_with_gradients(execution); });
 }
 
 }  // namespace lamina_test

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <thrust/copy.h>
-#include <thrust/device_vector.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -98,16 +95,16 @@ void finds_the_crossing(const Execution& execution, std::size_t count, std::size
     }
     const auto all = static_cast<double>(elements);
     const std::vector<double> limits = {0, std::floor(all * 0.3), all * 0.95, std::max(all - 1, 0.0), all};
-    const thrust::device_vector<detail::candidate> device_entries = entries;
-    const thrust::device_vector<double> device_limits = limits;
-    thrust::device_vector<detail::candidate> kept(2 * count);
-    thrust::device_vector<detail::crossing> device_found(limits.size());
-    execution.run(search_kernel{address_of(device_entries), count, address_of(device_limits), limits.size(),
-                                thrust::raw_pointer_cast(kept.data()),
-                                thrust::raw_pointer_cast(device_found.data())});
+    const on_device<detail::candidate> device_entries(entries);
+    const on_device<double> device_limits(limits);
+    const on_device<detail::candidate> kept(2 * count);
+    const on_device<detail::crossing> device_found(limits.size());
+    execution.run(search_kernel{device_entries.data(), count, device_limits.data(), limits.size(),
+                                kept.data(), device_found.data()});
     execution.wait();
+    const auto all_found = device_found.get();
     for (std::size_t k = 0; k < limits.size(); ++k) {
-      const detail::crossing found = device_found[k];
+      const detail::crossing& found = all_found[k];
       const std::string where = " among " + std::to_string(count) + " layers " + name + " at " +
                                 std::to_string(limits[k]) + " of " + std::to_string(elements);
       lamina::threshold_search cpu;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <stdexcept>
 #include <thread>
@@ -34,10 +35,10 @@ class threads_in_turn {
         is_forward_(begins_forwards),
         now_(begins_forwards ? 0 : count - 1) {
     for (one& each : threads_) {
-      each.stack.resize(stack_bytes);
+      each.stack = std::make_unique_for_overwrite<char[]>(stack_bytes);
       getcontext(&each.context);
-      each.context.uc_stack.ss_sp = each.stack.data();
-      each.context.uc_stack.ss_size = each.stack.size();
+      each.context.uc_stack.ss_sp = each.stack.get();
+      each.context.uc_stack.ss_size = stack_bytes;
       makecontext(&each.context, &threads_in_turn::enter, 0);
     }
     entered() = this;
@@ -60,7 +61,7 @@ class threads_in_turn {
   static constexpr std::size_t stack_bytes = 256 * 1024;
   struct one {
     ucontext_t context;
-    std::vector<char> stack;
+    std::unique_ptr<char[]> stack;
   };
 
   static threads_in_turn*& entered() {

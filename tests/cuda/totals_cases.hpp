@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <thrust/device_vector.h>
-
 #include <cstddef>
 #include <random>
 #include <string>
@@ -56,18 +54,19 @@ void combines_totals_in_runs(const Execution& execution) {
   const auto at = lamina::cuda::detail::tables_of<float>(model, memory);
   std::mt19937 random(43);
   const auto totals = random_fractions<double>(random, at.blocks);
-  const thrust::device_vector<double> given = totals;
-  thrust::device_vector<double> values(model.layers());
+  const on_device<double> given(totals);
+  const on_device<double> values(model.layers());
   for (int time = 0; time < 2; ++time)
-    execution.run(combine_totals_kernel<F>{at, address_of(given), values.data().get()});
+    execution.run(combine_totals_kernel<F>{at, given.data(), values.data()});
   execution.wait();
+  const auto found = values.get();
   auto first = totals.begin();
   for (std::size_t l = 0; l < model.layers(); ++l) {
     const auto last = first + static_cast<std::ptrdiff_t>(sizes[l] / 4096);
     const double total = literal_total_of_totals(std::vector<double>(first, last),
                                                  [](double a, double b) { return F::combine(a, b); });
     const double expected = sizes[l] == 0 ? 0.0 : F::finish(total, sizes[l]);
-    require(same_bits(static_cast<double>(values[l]), expected),
+    require(same_bits(found[l], expected),
             "the value of " + std::to_string(sizes[l] / 4096) + " totals differs");
     first = last;
   }

@@ -3,7 +3,7 @@
 
 Looks at README.md, CONTRIBUTING.md, SECURITY.md and docs/: that the file or directory of each relative link is there, spelt as on
 disk, and that its #anchor is one that GitHub makes of a heading. Of all other files it looks at the pages that they name, as in
-"see docs/guide/begin.md".
+"see docs/cpp.md".
 """
 
 import functools

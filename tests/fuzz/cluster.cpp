@@ -10,7 +10,7 @@
 #include "lamina/server.hpp"
 #include "lamina/worker.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_cluster {
 namespace {
 
 using lamina::errc;
@@ -367,4 +367,6 @@ void fuzz_one(input in) {
   run.check_all();
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_cluster
+
+LAMINA_FUZZ_TARGET(cluster)

@@ -4,7 +4,7 @@
 #include "bounded/simulated_transfer.hpp"
 #include "fuzz.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_control {
 namespace {
 
 using namespace lamina_test;
@@ -155,4 +155,6 @@ void fuzz_one(input in) {
   }
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_control
+
+LAMINA_FUZZ_TARGET(control)

@@ -8,7 +8,7 @@
 #include "fuzz.hpp"
 #include "lamina/server.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_decode {
 namespace {
 
 using lamina::errc;
@@ -217,4 +217,6 @@ void fuzz_one(input in) {
   in.flag() ? decode_and_use<double>(in) : decode_and_use<float>(in);
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_decode
+
+LAMINA_FUZZ_TARGET(decode)

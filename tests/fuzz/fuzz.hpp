@@ -24,7 +24,7 @@
 #include "support.hpp"
 
 /// What the fuzz targets share. A target is one file with fuzz_one(); libFuzzer calls it with bytes of its own, replay.cpp
-/// with those of files. A violated property aborts, which both take for a crash.
+/// with seeds and those of files. A violated property aborts, which both take for a crash.
 namespace lamina_fuzz {
 
 using lamina_test::throws;
@@ -150,12 +150,13 @@ void mend(bytes& broken, const Header& good, std::size_t how, const SumOf& sum_o
   std::memcpy(broken.data(), &header, sizeof header);
 }
 
-/// The target.
-void fuzz_one(input in);
-
 }  // namespace lamina_fuzz
 
-extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  lamina_fuzz::fuzz_one(lamina_fuzz::input(std::as_bytes(std::span(data, size))));
-  return 0;
-}
+/// Makes lamina_fuzz::of_NAME::fuzz_one() the program's target; replay.cpp has another definition.
+#ifndef LAMINA_FUZZ_TARGET
+#define LAMINA_FUZZ_TARGET(name)                                                                \
+  extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {           \
+    lamina_fuzz::of_##name::fuzz_one(lamina_fuzz::input(std::as_bytes(std::span(data, size)))); \
+    return 0;                                                                                   \
+  }
+#endif

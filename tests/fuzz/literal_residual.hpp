@@ -12,7 +12,7 @@
 
 namespace lamina_fuzz {
 
-/// residual_accumulator as docs/scheme/index.md says it: element by element, every number written, no bounds, no blocks.
+/// residual_accumulator as docs/algorithm.md says it: element by element, every number written, no bounds, no blocks.
 template <class T>
 class literal_residual {
  public:

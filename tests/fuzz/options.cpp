@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A worker with any options and any gradients, NaN and infinity among them, with a literal residual: what docs/scheme/index.md
+// A worker with any options and any gradients, NaN and infinity among them, with a literal residual: what docs/algorithm.md
 // numbers holds at every step, whatever was sent, lost or refused.
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 #include "lamina/worker.hpp"
 #include "literal_residual.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_options {
 namespace {
 
 using lamina::worker_options;
@@ -307,4 +307,6 @@ void fuzz_one(input in) {
   in.flag() ? fuzz_options<double>(in) : fuzz_options<float>(in);
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_options
+
+LAMINA_FUZZ_TARGET(options)

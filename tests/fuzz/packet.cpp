@@ -3,7 +3,7 @@
 #include "bounded/simulated_transfer.hpp"
 #include "fuzz.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_packet {
 namespace {
 
 using namespace lamina_test;
@@ -111,4 +111,6 @@ void fuzz_one(input in) {
   }
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_packet
+
+LAMINA_FUZZ_TARGET(packet)

@@ -4,7 +4,7 @@
 #include "fuzz.hpp"
 #include "lamina/server.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_round_trip {
 namespace {
 
 using lamina::errc;
@@ -148,4 +148,6 @@ void fuzz_one(input in) {
   in.flag() ? round_trip<double>(in) : round_trip<float>(in);
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_round_trip
+
+LAMINA_FUZZ_TARGET(round_trip)

@@ -7,7 +7,7 @@
 #include "lamina/codec.hpp"
 #include "lamina/worker.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_state {
 namespace {
 
 using lamina::worker;
@@ -137,4 +137,6 @@ void fuzz_one(input in) {
   in.flag() ? load_and_merge<double>(in) : load_and_merge<float>(in);
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_state
+
+LAMINA_FUZZ_TARGET(state)

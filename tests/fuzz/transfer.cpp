@@ -8,7 +8,7 @@
 #include "fuzz.hpp"
 #include "lamina/worker.hpp"
 
-namespace lamina_fuzz {
+namespace lamina_fuzz::of_transfer {
 namespace {
 
 using namespace lamina_test;
@@ -166,4 +166,6 @@ void fuzz_one(input in) {
   }
 }
 
-}  // namespace lamina_fuzz
+}  // namespace lamina_fuzz::of_transfer
+
+LAMINA_FUZZ_TARGET(transfer)

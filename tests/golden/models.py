@@ -12,7 +12,7 @@ Layer = tuple[str, tuple[int, ...]]
 
 
 class Model:
-    """The layers in order, and the fingerprint that docs/wire-format/index.md gives them."""
+    """The layers in order, and the fingerprint that docs/wire-format.md gives them."""
 
     def __init__(self, layers: list[Layer]) -> None:
         self.names = [name for name, _ in layers]

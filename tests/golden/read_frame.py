@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Reads a frame as docs/wire-format describes it: a second implementation of these pages, in Python's standard library alone, for any
+"""Reads a frame as docs/wire-format.md describes it: a second implementation of that page, in Python's standard library alone, for any
 machine. A frame that is refused ends with status 1 and the page's name for the reason.
 
     read_frame.py FRAME --model LAYERS            a file with a line a layer: its name, and its shape as 64x3x7x7

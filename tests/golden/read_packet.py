@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Reads a data packet or a control message as docs/bounded-loss/wire.md describes them: the second implementation of that page's
+"""Reads a data packet or a control message as docs/bounded-loss-protocol.md describes them: the second implementation of that page's
 tables, in Python's standard library alone, for any machine. What is refused ends with status 1 and the page's name for it.
 
     read_packet.py FILE --secret HEXADECIMAL

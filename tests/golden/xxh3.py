@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""XXH3 of 64 bits with the default secret and a seed, after the specification in xxHash's doc/xxhash_spec.md."""
+"""XXH3 of 64 bits with the default secret and a seed, of 9 bytes and more, after the specification in xxHash's doc/xxhash_spec.md."""
 from __future__ import annotations
 
 import struct
@@ -8,7 +8,7 @@ MASK = (1 << 64) - 1
 PRIME32_1, PRIME32_2, PRIME32_3 = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 PRIME64_1, PRIME64_2, PRIME64_3 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9
 PRIME64_4, PRIME64_5 = 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
-PRIME_MX1, PRIME_MX2 = 0x165667919E3779F9, 0x9FB21C651E98DF25
+PRIME_MX1 = 0x165667919E3779F9
 SECRET = bytes.fromhex(
     "b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221"
     "b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8a8"
@@ -19,20 +19,12 @@ STRIPES_IN_BLOCK = (len(SECRET) - STRIPE_BYTES) // 8
 BLOCK_BYTES = STRIPES_IN_BLOCK * STRIPE_BYTES
 
 
-def u32(data: bytes, at: int) -> int:
-    return int.from_bytes(data[at:at + 4], "little")
-
-
 def u64(data: bytes, at: int) -> int:
     return int.from_bytes(data[at:at + 8], "little")
 
 
 def swapped(value: int, count: int) -> int:
     return int.from_bytes(value.to_bytes(count, "little"), "big")
-
-
-def rotated(value: int, by: int) -> int:
-    return (value << by | value >> (64 - by)) & MASK
 
 
 def folded(a: int, b: int) -> int:
@@ -46,36 +38,14 @@ def avalanche(value: int) -> int:
     return value ^ value >> 32
 
 
-def avalanche_of_xxh64(value: int) -> int:
-    value ^= value >> 33
-    value = value * PRIME64_2 & MASK
-    value ^= value >> 29
-    value = value * PRIME64_3 & MASK
-    return value ^ value >> 32
-
-
 def mixed(data: bytes, at: int, secret_at: int, seed: int) -> int:
     """16 bytes of the data with 16 of the secret."""
     return folded(u64(data, at) ^ (u64(SECRET, secret_at) + seed & MASK),
                   u64(data, at + 8) ^ (u64(SECRET, secret_at + 8) - seed & MASK))
 
 
-def of_up_to_16_bytes(data: bytes, seed: int) -> int:
+def of_9_to_16_bytes(data: bytes, seed: int) -> int:
     length = len(data)
-    if length == 0:
-        return avalanche_of_xxh64(seed ^ u64(SECRET, 56) ^ u64(SECRET, 64))
-    if length <= 3:
-        combined = data[-1] | length << 8 | data[0] << 16 | data[length // 2] << 24
-        return avalanche_of_xxh64((u32(SECRET, 0) ^ u32(SECRET, 4)) + seed & MASK ^ combined)
-    if length <= 8:
-        seed ^= swapped(seed & 0xFFFFFFFF, 4) << 32
-        combined = u32(data, length - 4) | u32(data, 0) << 32
-        value = (u64(SECRET, 8) ^ u64(SECRET, 16)) - seed & MASK ^ combined
-        value ^= rotated(value, 49) ^ rotated(value, 24)
-        value = value * PRIME_MX2 & MASK
-        value ^= (value >> 35) + length
-        value = value * PRIME_MX2 & MASK
-        return value ^ value >> 28
     low = (u64(SECRET, 24) ^ u64(SECRET, 32)) + seed & MASK ^ u64(data, 0)
     high = (u64(SECRET, 40) ^ u64(SECRET, 48)) - seed & MASK ^ u64(data, length - 8)
     return avalanche((length + swapped(low, 8) + high + folded(low, high)) & MASK)
@@ -142,7 +112,7 @@ def of_long(data: bytes, seed: int) -> int:
 
 def xxh3_64(data: bytes, seed: int = 0) -> int:
     if len(data) <= 16:
-        return of_up_to_16_bytes(data, seed)
+        return of_9_to_16_bytes(data, seed)
     if len(data) <= 128:
         return of_17_to_128_bytes(data, seed)
     if len(data) <= 240:

@@ -11,6 +11,7 @@
 #include <sstream>
 #include <utility>
 
+#include "accumulate.hpp"
 #include "catch.hpp"
 #include "kernel_cases.hpp"
 #include "lamina/detail/loops.hpp"
@@ -155,10 +156,10 @@ TEMPLATE_TEST_CASE(
           const auto where = [&] { return described(functor_names[f], length, of, offset); };
           auto& residual = residuals[(f + offset + length / 16) % 2];
           residual.clear(1);
-          const double once = residual.accumulate(1, first_gradient.values(), functor);
+          const double once = accumulate(residual, 1, first_gradient.values(), functor);
           require_same_bits(once, first_expected[f], where);
           require_same_bits(residual[1], first_sum, where);
-          const double twice = residual.accumulate(1, second_gradient.values(), functor);
+          const double twice = accumulate(residual, 1, second_gradient.values(), functor);
           require_same_bits(twice, second_expected[f], where);
           require_same_bits(residual[1], second_sum, where);
         });

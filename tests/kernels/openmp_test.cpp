@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "accumulate.hpp"
 #include "catch.hpp"
 #include "kernel_cases.hpp"
 #include "lamina/execution.hpp"
@@ -51,9 +52,9 @@ TEMPLATE_TEST_CASE("openmp: each kernel follows the literal order with 1, 2, 3 a
                      ", kind: " + std::to_string(static_cast<int>(of));
             };
             residual.clear(1);
-            residual.accumulate(1, gradient, functor, lamina::openmp{threads});
-            require_same_bits(residual.accumulate(1, gradient, functor, lamina::openmp{threads}), expected[f],
-                              where);
+            accumulate(residual, 1, gradient, functor, lamina::openmp{threads});
+            require_same_bits(accumulate(residual, 1, gradient, functor, lamina::openmp{threads}),
+                              expected[f], where);
             require_same_bits(residual[1], sum, where);
           }
         });

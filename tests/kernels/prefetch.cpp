@@ -8,5 +8,8 @@
 double pass(lamina::residual_accumulator<float>& residual, std::span<const float> gradient);
 
 double pass(lamina::residual_accumulator<float>& residual, std::span<const float> gradient) {
-  return residual.accumulate(0, gradient);
+  double value = 0;
+  residual.accumulate(
+      0, 1, [&](std::size_t, const auto& visitor) { visitor(gradient); }, std::span(&value, 1));
+  return value;
 }

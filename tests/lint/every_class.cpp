@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <lamina/collectives/collectives.hpp>
 #include <lamina/lamina.hpp>
+#include <lamina/local/local.hpp>
 #include <optional>
 #include <span>
 #include <system_error>
@@ -20,8 +21,8 @@ template class lamina::server<double>;
 template class lamina::frame_view<float>;
 template class lamina::frame_view<double>;
 template class lamina::frame_encoder<float>;
-template class lamina::drift_compressor<float>;
-template class lamina::outer_step<float>;
+template class lamina::local_delta<float>;
+template class lamina::outer_optimizer<float>;
 
 namespace {
 

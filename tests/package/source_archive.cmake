@@ -3,7 +3,7 @@
 include("${CMAKE_CURRENT_LIST_DIR}/run.cmake")
 run("${GIT}" -C "${SOURCE_DIR}" archive --worktree-attributes -o "${WORK_DIR}/source.tar" HEAD)
 file(ARCHIVE_EXTRACT INPUT "${WORK_DIR}/source.tar" DESTINATION "${WORK_DIR}/source")
-foreach(left_out IN ITEMS tests/fuzz/corpus tests/golden/frames)
+foreach(left_out IN ITEMS tests/fuzz/corpus.tar.xz tests/golden/frames)
   if(NOT EXISTS "${SOURCE_DIR}/${left_out}")
     message(FATAL_ERROR "there is no ${left_out} to leave out")
   endif()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The oracles of docs/scheme/index.md as properties of random models, gradients, options and numbers of workers. What fails is
+// The oracles of docs/algorithm.md as properties of random models, gradients, options and numbers of workers. What fails is
 // made smaller and printed with a line that repeats it: RC_PARAMS="reproduce=..." in the environment.
 #include <rapidcheck.h>
 

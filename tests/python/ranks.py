@@ -149,7 +149,7 @@ def _serve(pipe):
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world,
                                     timeout=datetime.timedelta(seconds=SECONDS / 2))
             test(*arguments)
-            gc.collect()  # DDP goes before its group: docs/pytorch/support.md has why
+            gc.collect()  # DDP goes before its group: docs/pytorch/hook.md, Limits
             dist.barrier()
             dist.destroy_process_group()
         except BaseException:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/scheme/beyond.md."""
+"""LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/algorithm.md."""
 
 import copy
 import datetime
@@ -54,7 +54,7 @@ def one_shared_model(delay, payload, send_budget):
         train(model, optimizer, 1, step)
         assert agree(optimizer)
         chosen.update(optimizer.backend.sent)
-    assert len(set(ranks.gathered(models.bits(model)))) == dist.get_world_size()  # each has its own drift
+    assert len(set(ranks.gathered(models.bits(model)))) == dist.get_world_size()  # each has its own local delta
     assert shared_bits(optimizer) != begin and len(chosen) > 3
     saved = optimizer.state_dict()["local_updates"]
     assert optimizer.totals.ratio == pytest.approx(send_budget * (0.27 if payload == "int8" else 1), rel=0.4)
@@ -203,7 +203,7 @@ def one_server(payload, delay):
     optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, send_budget=0.3,
                              fragment_elements=4096, outer_rate=0.7, outer_momentum=0.9)
     parts = optimizer.backend.fragments
-    server, shared = lamina.OuterStep(parts, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer._shared])
+    server, shared = lamina.OuterOptimizer(parts, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer._shared])
     sent, send = [], optimizer._owned.send
 
     def remembered(step, parts, packed):
@@ -714,7 +714,7 @@ def refusals():
             (ValueError, r"delay must be a whole number in \[0, 64\], got 65", lambda: made(delay=65)),
             (ValueError, "delay must be", lambda: made(delay=1.5)),
             (ValueError, "log_every", lambda: made(log_every=-1)),
-            (ValueError, "momentum: a drift has none", lambda: made(momentum=0.9)),
+            (ValueError, "momentum: a local delta has none", lambda: made(momentum=0.9)),
             (ValueError, "outer momentum", lambda: made(outer_momentum=1)),
             (ValueError, "outer rate", lambda: made(outer_rate=0)),
             (ValueError, "send_budget must be a share in", lambda: made(send_budget=0.0)),
@@ -804,7 +804,7 @@ def damaged():
             ("'totals' is {'x': 1}", put(totals={"x": 1})),
             ("'totals' is", put(totals={**own["totals"], "steps": -1})),
             ("'memory' is no tensor", put(memory=b"xxx")),
-            ("saved drift", put(memory=torch.zeros(5, dtype=torch.uint8))),
+            ("saved local delta", put(memory=torch.zeros(5, dtype=torch.uint8))),
             ("'momentum' is no tensor of float32", put(momentum=own["momentum"].double())),
             ("'rounding' is no tensor of float32", put(rounding=None)),
             ("elements, this one", put(momentum=torch.zeros(3))),
@@ -1026,7 +1026,7 @@ def losing_a_rank():
             train(model, optimizer, 1, 5)
     finally:
         dist.all_reduce = kept
-    assert shared_bits(optimizer) == before  # and what was under way is in the drift again
+    assert shared_bits(optimizer) == before  # and what was under way is in the local delta again
     assert optimizer.state_dict()["local_updates"]["under_way"] == []
 
 
@@ -1046,7 +1046,7 @@ class Gone:
 
 
 def failing(where):
-    """Whatever fails, the drift has all that was under way, and the outer step is as it was before."""
+    """Whatever fails, the local delta has all that was under way, and the outer optimizer is as it was before."""
     rank = dist.get_rank()
     model = models.small()
     optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, fragment_elements=4096,

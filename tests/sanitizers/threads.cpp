@@ -15,11 +15,13 @@
 #include <thread>
 #include <vector>
 
+#include "accumulate.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
 namespace {
 
+using lamina_test::accumulate;
 using lamina_test::same_bits;
 
 void require(bool condition, const char* what) {
@@ -63,9 +65,9 @@ int main(int argc, char** argv) {
       for (int step = 0; step < 3; ++step) {
         std::vector<double> expected(model.layers());
         std::vector<double> values(model.layers());
-        for (std::size_t l = 0; l < model.layers(); ++l) expected[l] = alone.accumulate(l, gradients[l]);
+        for (std::size_t l = 0; l < model.layers(); ++l) expected[l] = accumulate(alone, l, gradients[l]);
         at_once(model.layers(), [&](std::size_t l) {
-          values[l] = together.accumulate(races ? 1 : l, gradients[races ? 1 : l]);
+          values[l] = accumulate(together, races ? 1 : l, gradients[races ? 1 : l]);
           if (l % 2 == 0) together.clear(l);
           require(together[l].size() == model.sizes()[l], "a layer of another size");
         });
@@ -80,7 +82,7 @@ int main(int argc, char** argv) {
   lamina::residual_accumulator<float> cleared(model, {.momentum = 0.5});
   for (int round = 0; round < 20; ++round) {
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      cleared.accumulate(l, gradients[l]);
+      accumulate(cleared, l, gradients[l]);
       cleared.clear(l);
     }
     const auto& read = cleared;

@@ -37,6 +37,15 @@ struct progress {
   std::uint64_t missing_elements = 0;  // of frames of gradients: did not arrive
   std::uint64_t growth_bytes = 0;      // the largest of all processes, as the next
   std::uint64_t peak_bytes = 0;
+
+  void add(const progress& other) {
+    frames += other.frames;
+    bytes += other.bytes;
+    checkpoints += other.checkpoints;
+    missing_elements += other.missing_elements;
+    growth_bytes = std::max(growth_bytes, other.growth_bytes);
+    peak_bytes = std::max(peak_bytes, other.peak_bytes);
+  }
 };
 
 /// The parameter server of a run, from the newest checkpoint to the last round, and the books beside it.

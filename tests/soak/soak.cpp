@@ -7,10 +7,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "checkpoint.hpp"
@@ -53,36 +54,29 @@ struct arguments {
 
 arguments parse(const std::vector<std::string>& words) {
   arguments given;
-  for (std::size_t i = 0; i < words.size(); i += 2) {
-    if (i + 1 == words.size()) throw std::invalid_argument(words[i] + " wants a value");
-    const std::string& value = words[i + 1];
-    const auto number = [&] { return std::uint64_t{std::stoull(value)}; };
-    const auto share = [&](double most) {
-      const double given_share = std::stod(value);
-      if (!(given_share >= 0 && given_share <= most))
-        throw std::invalid_argument(words[i] + " must lie in [0, " + std::to_string(most) + "], got " +
-                                    value);
-      return given_share;
+  const auto number = [](std::uint64_t& to) {
+    return [&to](const std::string& value) { to = std::stoull(value); };
+  };
+  const auto share = [](std::optional<double>& to, double most) {
+    return [&to, most](const std::string& value) {
+      to = std::stod(value);
+      if (!(*to >= 0 && *to <= most))
+        throw std::invalid_argument("a share must lie in [0, " + std::to_string(most) + "], got " + value);
     };
-    if (words[i] == "--rounds") {
-      given.rounds = number();
-    } else if (words[i] == "--workers") {
-      given.workers = number();
-    } else if (words[i] == "--seed") {
-      given.seed = number();
-    } else if (words[i] == "--minutes") {
-      given.minutes = number();
-    } else if (words[i] == "--kill-every") {
-      given.kill_every = number();
-    } else if (words[i] == "--inject-loss") {
-      given.inject_loss = share(0.7);
-    } else if (words[i] == "--loss-bound") {
-      given.loss_bound = share(0.5);
-    } else if (words[i] == "--fault") {
-      given.fault = value;
-    } else {
-      throw std::invalid_argument("unknown option " + words[i]);
-    }
+  };
+  const std::map<std::string, std::function<void(const std::string&)>> options = {
+      {"--rounds", number(given.rounds)},
+      {"--workers", number(given.workers)},
+      {"--seed", number(given.seed)},
+      {"--minutes", number(given.minutes)},
+      {"--kill-every", number(given.kill_every)},
+      {"--inject-loss", share(given.inject_loss, 0.7)},
+      {"--loss-bound", share(given.loss_bound, 0.5)},
+      {"--fault", [&](const std::string& value) { given.fault = value; }}};
+  for (std::size_t i = 0; i < words.size(); i += 2) {
+    if (!options.contains(words[i]) || i + 1 == words.size())
+      throw std::invalid_argument(words[i] + " is no option, or wants a value");
+    options.at(words[i])(words[i + 1]);
   }
   if (!std::has_single_bit(given.workers) || given.workers > 64) {
     throw std::invalid_argument("--workers must be a power of two up to 64, so that their mean is exact");
@@ -114,7 +108,8 @@ void run_setting(const soak::setting& run, const std::filesystem::path& director
               soak::described(run).c_str(), static_cast<unsigned long long>(without.rounds),
               static_cast<unsigned long long>(sums.rounds - without.rounds),
               static_cast<unsigned long long>(sums.kills), static_cast<unsigned long long>(sums.server_kills),
-              static_cast<unsigned long long>(sums.frames), static_cast<double>(sums.bytes) / 1e6);
+              static_cast<unsigned long long>(sums.of_processes.frames),
+              static_cast<double>(sums.of_processes.bytes) / 1e6);
   std::fflush(stdout);
   all.add(sums);
   std::filesystem::remove_all(directory);
@@ -126,16 +121,16 @@ void print(const soak::totals& all) {
   };
   line("runs", all.runs);
   line("rounds", all.rounds);
-  line("checkpoints checked", all.checkpoints);
+  line("checkpoints checked", all.of_processes.checkpoints);
   line("kills", all.kills);
   line("kills of the server", all.server_kills);
   line("resumes", all.resumes);
-  line("frames", all.frames);
-  line("bytes", all.bytes);
-  line("missing at an end", all.missing_elements);  // of a transfer; their workers keep them
-  line("lost elements", 0);                         // one would have ended the run
-  line("largest RSS in KiB", all.peak_bytes / 1024);
-  line("RSS growth in KiB", all.growth_bytes / 1024);
+  line("frames", all.of_processes.frames);
+  line("bytes", all.of_processes.bytes);
+  line("missing at an end", all.of_processes.missing_elements);  // of a transfer; their workers keep them
+  line("lost elements", 0);                                      // one would have ended the run
+  line("largest RSS in KiB", all.of_processes.peak_bytes / 1024);
+  line("RSS growth in KiB", all.of_processes.growth_bytes / 1024);
 }
 
 }  // namespace

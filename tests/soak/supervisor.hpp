@@ -35,30 +35,16 @@
 namespace soak {
 
 struct totals {
-  std::uint64_t runs = 0, rounds = 0, checkpoints = 0, kills = 0, server_kills = 0, resumes = 0, frames = 0,
-                bytes = 0;
-  std::uint64_t missing_elements = 0, growth_bytes = 0, peak_bytes = 0;
+  std::uint64_t runs = 0, rounds = 0, kills = 0, server_kills = 0, resumes = 0;
+  progress of_processes;
 
-  void add(const progress& process) {
-    missing_elements += process.missing_elements;
-    checkpoints += process.checkpoints;
-    frames += process.frames;
-    bytes += process.bytes;
-    growth_bytes = std::max(growth_bytes, process.growth_bytes);
-    peak_bytes = std::max(peak_bytes, process.peak_bytes);
-  }
   void add(const totals& other) {
-    missing_elements += other.missing_elements;
     runs += other.runs;
     rounds += other.rounds;
-    checkpoints += other.checkpoints;
     kills += other.kills;
     server_kills += other.server_kills;
     resumes += other.resumes;
-    frames += other.frames;
-    bytes += other.bytes;
-    growth_bytes = std::max(growth_bytes, other.growth_bytes);
-    peak_bytes = std::max(peak_bytes, other.peak_bytes);
+    of_processes.add(other.of_processes);
   }
 };
 
@@ -90,7 +76,7 @@ class supervisor {
       const bool is_finished = wait_for_all(is_due);
       read_progress();
       close(progress_pipe_);
-      sums.add(progress_);
+      sums.of_processes.add(progress_);
       if (is_finished) break;
     }
     sums.rounds += run_.rounds;

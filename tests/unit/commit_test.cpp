@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "accumulate.hpp"
 #include "catch.hpp"
 #include "lamina/selection.hpp"
 #include "steps.hpp"
@@ -68,11 +69,11 @@ TEMPLATE_TEST_CASE("residual: a range that is cleared of a layer that counts as 
     };
     take();  // a new one
     CHECK(residual.is_clear(0));
-    residual.accumulate(0, std::vector<TestType>(256, 5));
+    accumulate(residual, 0, std::vector<TestType>(256, 5));
     residual.clear(0);
     take();  // memory still has what was sent
     CHECK(residual.is_clear(0));
-    residual.accumulate(0, std::vector<TestType>(256, 7));
+    accumulate(residual, 0, std::vector<TestType>(256, 7));
     CHECK_FALSE(residual.is_clear(0));
     for (const TestType each : residual[0]) REQUIRE(each == 7);
     for (const TestType each : residual.velocity()) REQUIRE(each == 7);
@@ -81,7 +82,7 @@ TEMPLATE_TEST_CASE("residual: a range that is cleared of a layer that counts as 
 
 TEST_CASE("residual: ranges that are not there are refused, and nothing changes") {
   lamina::residual_accumulator<float> residual(model_of({256, 0}));
-  residual.accumulate(0, std::vector<float>(256, 5));
+  accumulate(residual, 0, std::vector<float>(256, 5));
   CHECK(message_of<std::out_of_range>([&] { residual.clear(0, 200, 257); }) ==
         "elements 200 to 257 of layer 'layer0' are not among its 256");
   CHECK(throws<std::out_of_range>([&] { residual.clear(0, 9, 8); }));
@@ -100,7 +101,7 @@ TEMPLATE_TEST_CASE("residual: a large number that was lost is not forgotten when
   for (const bool subtracts : {false, true}) {
     lamina::residual_accumulator<TestType> residual(model_of({128}), {.momentum = 0.99});
     residual.begin_step();
-    residual.accumulate(0, std::vector<TestType>(128, much));
+    accumulate(residual, 0, std::vector<TestType>(128, much));
     if (subtracts) {
       residual.subtract(0, payload_type::bfloat16, 0, 64);
     } else {
@@ -108,7 +109,7 @@ TEMPLATE_TEST_CASE("residual: a large number that was lost is not forgotten when
     }
     residual.begin_step();
     // u = 0.594 and a = 1.194 of the largest, where it was lost.
-    CHECK_THROWS_AS(residual.accumulate(0, std::vector<TestType>(128)), lamina::non_finite_gradient);
+    CHECK_THROWS_AS(accumulate(residual, 0, std::vector<TestType>(128)), lamina::non_finite_gradient);
     CHECK(residual[0][127] == much);
     CHECK(residual.velocity()[127] == much);
     CHECK(residual.velocity()[0] == 0);

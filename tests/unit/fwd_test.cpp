@@ -10,8 +10,8 @@ using declared = names<lamina::layer, lamina::layout, lamina::tiling, lamina::se
                        lamina::float16, lamina::bfloat16, lamina::payload_type, lamina::worker_options,
                        lamina::server_options, lamina::tensor_traits<int>, lamina::mean_abs,
                        lamina::sequential, lamina::residual_accumulator<float>, lamina::worker<float>,
-                       lamina::worker<double>, lamina::server<double>, lamina::drift_compressor<float>,
-                       lamina::outer_step<float>, lamina::encoded_frame, lamina::frame_view<float>,
+                       lamina::worker<double>, lamina::server<double>, lamina::local_delta<float>,
+                       lamina::outer_optimizer<float>, lamina::encoded_frame, lamina::frame_view<float>,
                        lamina::frame_encoder<double>, lamina::errc, lamina::decode_error>;
 
 }  // namespace
@@ -20,6 +20,7 @@ using declared = names<lamina::layer, lamina::layout, lamina::tiling, lamina::se
 
 #include "catch.hpp"
 #include "lamina/lamina.hpp"
+#include "lamina/local/local.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Frames that arrive in part: what was lost stays in the residual, so that oracles 1 and 2 of docs/scheme/index.md hold at every step.
+// Frames that arrive in part: what was lost stays in the residual, so that oracles 1 and 2 of docs/algorithm.md hold at every step.
 #include <algorithm>
 #include <array>
 #include <cstddef>

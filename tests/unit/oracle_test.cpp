@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "accumulate.hpp"
 #include "catch.hpp"
 #include "lamina/lamina.hpp"
 
@@ -34,7 +35,7 @@ class broken_worker {
   bytes send(const tensors<float>& gradients) {
     for (std::size_t l = 0; l < model_.layers(); ++l) {
       if (Defect == defect::never_accumulates) residual_->clear(l);
-      values_[l] = residual_->accumulate(l, gradients[l]);
+      values_[l] = accumulate(*residual_, l, gradients[l]);
     }
     sent_.clear();
     for (std::size_t l = 0; l < model_.layers(); ++l) {

@@ -51,7 +51,7 @@ std::vector<T> round_trip(payload_type type, const std::vector<T>& values) {
   return decoded<T>(type, encoded(type, values), values.size());
 }
 
-// Integer `i` of a layer of one block, by docs/wire-format/index.md.
+// Integer `i` of a layer of one block, by docs/wire-format.md.
 int integer_of(payload_type type, const bytes& wire, std::size_t i) {
   if (type == payload_type::int8) return std::bit_cast<std::int8_t>(wire[1 + i]);
   const int nibble = (std::to_integer<int>(wire[1 + i / 2]) >> (i % 2 * 4)) & 0x0f;

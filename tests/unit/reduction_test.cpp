@@ -7,9 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "accumulate.hpp"
 #include "catch.hpp"
 #include "kernel_cases.hpp"
-#include "lamina/drift.hpp"
+#include "lamina/local/delta.hpp"
 #include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
 #include "lamina/worker.hpp"
@@ -81,13 +82,13 @@ TEMPLATE_TEST_CASE("reduction: one order wherever the totals come from", "", flo
   const auto check = [&]<class F>(F functor, double expected) {
     CHECK(same_bits(functor(gradient[1]), expected));
     lamina::residual_accumulator<TestType> residual(model);
-    CHECK(same_bits(residual.accumulate(1, gradient[1], functor), expected));
+    CHECK(same_bits(accumulate(residual, 1, gradient[1], functor), expected));
     residual.clear(1);
-    CHECK(same_bits(residual.accumulate(1, gradient[1], functor, in_reverse), expected));
+    CHECK(same_bits(accumulate(residual, 1, gradient[1], functor, in_reverse), expected));
     lamina::worker<TestType, F> worker(model, {}, functor);
     CHECK(same_bits(worker.add(gradient, 1, in_reverse).values()[1], expected));
-    lamina::drift_compressor<TestType, F> drift(model, {}, functor);
-    CHECK(same_bits(drift.observe_all(gradient, zeros, in_reverse)[1], expected));
+    lamina::local_delta<TestType, F> delta(model, {}, functor);
+    CHECK(same_bits(delta.observe_all(gradient, zeros, in_reverse)[1], expected));
   };
   const std::span<const TestType> elements(gradient[1]);
   check(lamina::l1_norm{}, literal_sum_abs(elements));

@@ -11,6 +11,7 @@
 #include <random>
 #include <thread>
 
+#include "accumulate.hpp"
 #include "catch.hpp"
 #include "residual_cases.hpp"
 #include "support.hpp"
@@ -39,7 +40,7 @@ TEMPLATE_TEST_CASE("residual: a += g, and the literal value of the sum, in every
     for (int step = 0; step < 10; ++step) {
       for (std::size_t l = 0; l < model.layers(); ++l) {
         const auto gradient = random_fractions<TestType>(random, model.sizes()[l]);
-        const double value = residual.accumulate(l, gradient);
+        const double value = accumulate(residual, l, gradient);
         for (std::size_t i = 0; i < gradient.size(); ++i) expected[l][i] += gradient[i];
         REQUIRE(same_bits(value, literal_mean_abs<TestType>(expected[l])));
         for (std::size_t k = 0; k < model.layers(); ++k) REQUIRE(same_bits(residual[k], expected[k]));
@@ -55,27 +56,27 @@ TEMPLATE_TEST_CASE("residual: integer gradients add up exactly", "", float, doub
   for (int step = 0; step < 1000; ++step) {
     const auto gradient = random_integers<TestType>(random, 100, 1000);
     for (std::size_t i = 0; i < 100; ++i) sums[i] += static_cast<long>(gradient[i]);
-    residual.accumulate(0, gradient);
+    accumulate(residual, 0, gradient);
   }
   for (std::size_t i = 0; i < 100; ++i) REQUIRE(residual[0][i] == static_cast<TestType>(sums[i]));
 }
 
 TEMPLATE_TEST_CASE("residual: clear zeroes one layer and leaves its neighbours", "", float, double) {
   lamina::residual_accumulator<TestType> residual(model_of({2, 3, 2}));
-  residual.accumulate(0, std::vector<TestType>{1, 2});
-  residual.accumulate(1, std::vector<TestType>{3, 4, 5});
-  residual.accumulate(2, std::vector<TestType>{6, 7});
+  accumulate(residual, 0, std::vector<TestType>{1, 2});
+  accumulate(residual, 1, std::vector<TestType>{3, 4, 5});
+  accumulate(residual, 2, std::vector<TestType>{6, 7});
   residual.clear(1);
   CHECK(same_bits(residual[0], std::vector<TestType>{1, 2}));
   CHECK(same_bits(residual[1], std::vector<TestType>{0, 0, 0}));
   CHECK(same_bits(residual[2], std::vector<TestType>{6, 7}));
-  CHECK(residual.accumulate(1, std::vector<TestType>{1, 1, 1}) == 1);
+  CHECK(accumulate(residual, 1, std::vector<TestType>{1, 1, 1}) == 1);
 }
 
 TEMPLATE_TEST_CASE("residual: an empty layer has the value 0", "", float, double) {
   lamina::residual_accumulator<TestType> residual(model_of({0, 1}));
-  CHECK(same_bits(residual.accumulate(0, std::vector<TestType>{}), 0.0));
-  CHECK(same_bits(residual.accumulate(0, std::vector<TestType>{}, lamina::l2_norm{}), 0.0));
+  CHECK(same_bits(accumulate(residual, 0, std::vector<TestType>{}), 0.0));
+  CHECK(same_bits(accumulate(residual, 0, std::vector<TestType>{}, lamina::l2_norm{}), 0.0));
   CHECK(residual[0].empty());
 }
 
@@ -85,7 +86,7 @@ TEMPLATE_TEST_CASE("residual: overflow by many harmless steps is noticed at the 
   const std::vector<TestType> tenth(5, largest<TestType> / 16);
   int accepted = 0;
   try {
-    for (; accepted < 100; ++accepted) residual.accumulate(0, tenth);
+    for (; accepted < 100; ++accepted) accumulate(residual, 0, tenth);
   } catch (const lamina::non_finite_gradient&) {
   }
   // 15/16 is left room for, 16/16 rounds to the largest number or beyond it.
@@ -100,23 +101,23 @@ TEMPLATE_TEST_CASE("residual: clearing one layer does not lose track of another'
   // Less than half of the largest, so that it is the bound kept for the layer that gives the alarm.
   const std::vector<TestType> much = {largest<TestType> * TestType(0.45)};
   for (std::size_t l = 0; l < 3; ++l) {
-    residual.accumulate(l, much);
-    residual.accumulate(l, much);
+    accumulate(residual, l, much);
+    accumulate(residual, l, much);
   }
   residual.clear(1);
-  CHECK_THROWS_AS(residual.accumulate(0, much), lamina::non_finite_gradient);
-  CHECK_THROWS_AS(residual.accumulate(2, much), lamina::non_finite_gradient);
-  CHECK_NOTHROW(residual.accumulate(1, much));
+  CHECK_THROWS_AS(accumulate(residual, 0, much), lamina::non_finite_gradient);
+  CHECK_THROWS_AS(accumulate(residual, 2, much), lamina::non_finite_gradient);
+  CHECK_NOTHROW(accumulate(residual, 1, much));
   CHECK(std::isfinite(residual[0][0]));
 }
 
 TEMPLATE_TEST_CASE("residual: a refused gradient leaves no trace in what is accepted after it", "", float,
                    double) {
   lamina::residual_accumulator<TestType> residual(model_of({1}));
-  residual.accumulate(0, std::vector<TestType>{1});
-  CHECK_THROWS_AS(residual.accumulate(0, std::vector<TestType>{nan_value<TestType>}),
+  accumulate(residual, 0, std::vector<TestType>{1});
+  CHECK_THROWS_AS(accumulate(residual, 0, std::vector<TestType>{nan_value<TestType>}),
                   lamina::non_finite_gradient);
-  residual.accumulate(0, std::vector<TestType>{largest<TestType> / 4});
+  accumulate(residual, 0, std::vector<TestType>{largest<TestType> / 4});
   CHECK(residual[0][0] == TestType(1) + largest<TestType> / 4);
 }
 
@@ -124,15 +125,15 @@ TEMPLATE_TEST_CASE("residual: a wrong layer or size is refused with both sizes, 
                    float, double) {
   const lamina::layout model({{"weight", {2, 3}}, {"bias", {2}}});
   lamina::residual_accumulator<TestType> residual(model);
-  residual.accumulate(0, std::vector<TestType>(6, TestType(1)));
+  accumulate(residual, 0, std::vector<TestType>(6, TestType(1)));
   const auto before = copy_of(residual[0]);
-  const auto wrong_size = [&] { residual.accumulate(0, std::vector<TestType>(5, TestType(1))); };
+  const auto wrong_size = [&] { accumulate(residual, 0, std::vector<TestType>(5, TestType(1))); };
   const std::string message = message_of<std::invalid_argument>(wrong_size);
   CHECK(contains(message, "'weight'"));
   CHECK(contains(message, "[2, 3]"));
   CHECK(contains(message, "6 elements"));
   CHECK(contains(message, "5 elements"));
-  CHECK_THROWS_AS(residual.accumulate(2, std::vector<TestType>(2)), std::out_of_range);
+  CHECK_THROWS_AS(accumulate(residual, 2, std::vector<TestType>(2)), std::out_of_range);
   CHECK_THROWS_AS(residual[2], std::out_of_range);
   CHECK_THROWS_AS(residual.clear(2), std::out_of_range);
   CHECK(same_bits(residual[0], before));
@@ -184,7 +185,7 @@ TEMPLATE_TEST_CASE("residual: the same bits with any execution, in any order, wi
           std::vector<double> values;
           for (const auto& gradient : gradients) {
             residual.begin_step();
-            values.push_back(residual.accumulate(1, gradient, functor, execution));
+            values.push_back(accumulate(residual, 1, gradient, functor, execution));
           }
           return std::pair(values, copy_of(residual.elements()));
         };
@@ -221,7 +222,7 @@ TEMPLATE_TEST_CASE("residual: an execution gets pieces of 32 blocks, and none fo
       for (std::size_t i = 0; i < pieces; ++i) work(i);
     };
     const std::vector<TestType> ones(each.elements, TestType(1));
-    residual.accumulate(0, ones, lamina::mean_abs{}, note);
+    accumulate(residual, 0, ones, lamina::mean_abs{}, note);
     CHECK(calls == (each.pieces == 0 ? std::vector<std::size_t>{} : std::vector<std::size_t>{each.pieces}));
     CHECK(same_bits(residual[0], ones));
   }
@@ -241,12 +242,12 @@ TEMPLATE_TEST_CASE("residual: with threads, too, NaN and overflow are noticed wh
                                                     with_check(lamina::non_finite::skip));
       auto start = ones;
       start[place] = largest<TestType>;
-      whole.accumulate(0, start, lamina::mean_abs{}, in_threads(3));
-      blocks.accumulate(0, start, lamina::mean_abs{}, in_threads(3));
-      REQUIRE_THROWS_AS(whole.accumulate(0, gradient, lamina::mean_abs{}, in_threads(3)),
+      accumulate(whole, 0, start, lamina::mean_abs{}, in_threads(3));
+      accumulate(blocks, 0, start, lamina::mean_abs{}, in_threads(3));
+      REQUIRE_THROWS_AS(accumulate(whole, 0, gradient, lamina::mean_abs{}, in_threads(3)),
                         lamina::non_finite_gradient);
       REQUIRE(same_bits(whole[0], start));
-      blocks.accumulate(0, gradient, lamina::mean_abs{}, in_threads(3));
+      accumulate(blocks, 0, gradient, lamina::mean_abs{}, in_threads(3));
       REQUIRE(blocks.left_out_elements() == 1);
       auto expected = start;
       for (std::size_t i = 0; i < elements; ++i) {
@@ -265,21 +266,21 @@ TEMPLATE_TEST_CASE("residual: left_out_elements counts over layers and steps; re
   std::vector<TestType> second(4096 + 5, TestType(1));
   first[3] = nan_value<TestType>;
   second[4096] = infinity<TestType>;
-  residual.accumulate(0, first);
+  accumulate(residual, 0, first);
   CHECK(residual.left_out_elements() == 1);
-  residual.accumulate(1, second);
+  accumulate(residual, 1, second);
   CHECK(residual.left_out_elements() == 2);
   second[0] = nan_value<TestType>;
-  residual.accumulate(1, second);
+  accumulate(residual, 1, second);
   CHECK(residual.left_out_elements() == 4);
-  residual.accumulate(1, std::vector<TestType>(4096 + 5, TestType(1)));
+  accumulate(residual, 1, std::vector<TestType>(4096 + 5, TestType(1)));
   CHECK(residual.left_out_elements() == 4);
   // Every element of a block, and none twice.
-  residual.accumulate(1, std::vector<TestType>(4096 + 5, nan_value<TestType>));
+  accumulate(residual, 1, std::vector<TestType>(4096 + 5, nan_value<TestType>));
   CHECK(residual.left_out_elements() == 4 + 4096 + 5);
 
   lamina::residual_accumulator<TestType> whole(model_of({10}));
-  CHECK_THROWS_AS(whole.accumulate(0, first), lamina::non_finite_gradient);
+  CHECK_THROWS_AS(accumulate(whole, 0, first), lamina::non_finite_gradient);
   CHECK(whole.left_out_elements() == 0);
 }
 
@@ -301,13 +302,13 @@ TEMPLATE_TEST_CASE("residual: many gradients of large numbers add up without a r
   residual.restore(a, {});
   const std::vector<TestType> gradient = {most_small, -most_small, most_small};
   for (int step = 0; step < 10'000; ++step) {
-    residual.accumulate(0, gradient);
+    accumulate(residual, 0, gradient);
     for (std::size_t i = 0; i < 3; ++i) a[i] += gradient[i];
     REQUIRE(same_bits(residual[0], a));
   }
   const std::vector<TestType> rest = {(largest<TestType> - a[0]) * TestType(0.999), 0, 0};
-  CHECK_NOTHROW(residual.accumulate(0, rest));
-  CHECK_THROWS_AS(residual.accumulate(0, rest), lamina::non_finite_gradient);
+  CHECK_NOTHROW(accumulate(residual, 0, rest));
+  CHECK_THROWS_AS(accumulate(residual, 0, rest), lamina::non_finite_gradient);
 }
 
 TEMPLATE_TEST_CASE("residual: a large velocity is not forgotten when the residual and the gradient are small",
@@ -320,16 +321,16 @@ TEMPLATE_TEST_CASE("residual: a large velocity is not forgotten when the residua
     for (const double each :
          {-0.75, 0.7425, 0.95}) {  // u = a = -0.75 of the largest; u about 0; u = 0.95, a = 0.2
       residual.begin_step();
-      residual.accumulate(0, share(each));
+      accumulate(residual, 0, share(each));
     }
     residual.begin_step();
     const auto before = copy_of(residual[0]);
     REQUIRE(std::abs(before[0]) < largest<TestType> / 4);
     const std::vector<TestType> zero = {0};  // u = 0.94, a = 1.14 of the largest
     if (check == lamina::non_finite::refuse) {
-      CHECK_THROWS_AS(residual.accumulate(0, zero), lamina::non_finite_gradient);
+      CHECK_THROWS_AS(accumulate(residual, 0, zero), lamina::non_finite_gradient);
     } else {
-      residual.accumulate(0, zero);
+      accumulate(residual, 0, zero);
       CHECK(residual.left_out_elements() == 1);
     }
     CHECK(std::isfinite(residual[0][0]));
@@ -359,17 +360,17 @@ TEMPLATE_TEST_CASE("residual: layers at once give what they give one by one, wit
       for (auto& each : at_once) each.begin_step();
       std::vector<double> expected;
       for (std::size_t l = 0; l < model.layers(); ++l) {
-        expected.push_back(one_by_one.accumulate(l, gradients[l]));
+        expected.push_back(accumulate(one_by_one, l, gradients[l]));
       }
       for (std::size_t k = 0; k < at_once.size(); ++k) {
         std::vector<double> values(model.layers());
         const std::size_t threads = std::array{1, 2, 3, 7, 64}[k];
         // In one call, and in two.
         const std::size_t cut = k == 2 ? 7 : model.layers();
-        at_once[k].accumulate_layers(0, cut, of, std::span(values).first(cut), lamina::mean_abs{},
-                                     in_threads(threads));
-        at_once[k].accumulate_layers(cut, model.layers(), of, std::span(values).subspan(cut),
-                                     lamina::mean_abs{}, in_threads(threads));
+        at_once[k].accumulate(0, cut, of, std::span(values).first(cut), lamina::mean_abs{},
+                              in_threads(threads));
+        at_once[k].accumulate(cut, model.layers(), of, std::span(values).subspan(cut), lamina::mean_abs{},
+                              in_threads(threads));
         REQUIRE(same_bits(values, expected));
         REQUIRE(same_bits(at_once[k].elements(), one_by_one.elements()));
         REQUIRE(same_bits(at_once[k].velocity(), one_by_one.velocity()));
@@ -384,13 +385,13 @@ TEMPLATE_TEST_CASE("residual: of layers at once none is added if one of them is 
   const lamina::layout model({{"a", {2}}, {"b", {3}}, {"c", {1}}});
   const double momentum = GENERATE(0.0, 0.5);
   lamina::residual_accumulator<TestType> residual(model, {.momentum = momentum});
-  residual.accumulate(1, std::vector<TestType>{1, TestType(0.5) * largest<TestType>, 2});
+  accumulate(residual, 1, std::vector<TestType>{1, TestType(0.5) * largest<TestType>, 2});
   const auto elements = copy_of(residual.elements());
   const auto velocity = copy_of(residual.velocity());
   std::vector<double> values(3, -1);
   using gradients = std::vector<std::vector<TestType>>;
   const auto add = [&](const gradients& from, std::span<double> to) {
-    const auto refused = residual.accumulate_layers(
+    const auto refused = residual.accumulate(
         0, 3,
         [&](std::size_t layer, const auto& visitor) { visitor(std::span<const TestType>(from[layer])); }, to);
     if (refused) throw lamina::non_finite_gradient(*refused, *refused, model[*refused].name, "");
@@ -413,11 +414,11 @@ TEMPLATE_TEST_CASE("residual: of layers at once none is added if one of them is 
                  }),
                  "2 values of 3 layers"));
   const auto nothing = [](std::size_t, const auto&) {};
-  CHECK_THROWS_AS(residual.accumulate_layers(4, 4, nothing, std::span<double>()), std::out_of_range);
-  CHECK_THROWS_AS(residual.accumulate_layers(2, 1, nothing, std::span<double>()), std::out_of_range);
-  CHECK_NOTHROW(residual.accumulate_layers(0, 3, nothing, std::span(values)));
+  CHECK_THROWS_AS(residual.accumulate(4, 4, nothing, std::span<double>()), std::out_of_range);
+  CHECK_THROWS_AS(residual.accumulate(2, 1, nothing, std::span<double>()), std::out_of_range);
+  CHECK_NOTHROW(residual.accumulate(0, 3, nothing, std::span(values)));
   CHECK_FALSE(residual.was_given(0));
-  CHECK_NOTHROW(residual.accumulate_layers(3, 3, nothing, std::span<double>()));
+  CHECK_NOTHROW(residual.accumulate(3, 3, nothing, std::span<double>()));
   // What was refused left no trace in the bounds either.
   for (int again = 0; again < 3; ++again) {
     message({{largest<TestType>, 1}, {3, TestType(0.75) * largest<TestType>, 5}, {6}}, not_finite);
@@ -432,8 +433,8 @@ TEMPLATE_TEST_CASE("residual: restore puts back what was saved; NaN, infinity an
                    "", float, double) {
   const lamina::layout model = model_of({2, 0, 3});
   lamina::residual_accumulator<TestType> residual(model, {.momentum = 0.5});
-  residual.accumulate(0, std::vector<TestType>{1, 2});
-  residual.accumulate(2, std::vector<TestType>{3, 4, 5});
+  accumulate(residual, 0, std::vector<TestType>{1, 2});
+  accumulate(residual, 2, std::vector<TestType>{3, 4, 5});
   const auto elements = copy_of(residual.elements());
   const auto velocity = copy_of(residual.velocity());
   using values = std::vector<TestType>;
@@ -463,8 +464,8 @@ TEMPLATE_TEST_CASE("residual: restore puts back what was saved; NaN, infinity an
   CHECK(residual.left_out_elements() == 0);
   // Restored numbers count when the next gradient comes, in size and in sum.
   residual.begin_step();
-  CHECK_THROWS_AS(residual.accumulate(2, values{0, largest<TestType> / 2, 0}), lamina::non_finite_gradient);
-  residual.accumulate(0, values{1, 1});
+  CHECK_THROWS_AS(accumulate(residual, 2, values{0, largest<TestType> / 2, 0}), lamina::non_finite_gradient);
+  accumulate(residual, 0, values{1, 1});
   CHECK(same_bits(residual[0], values{1 + 3.5, -2 + 4}));
 
   lamina::residual_accumulator<TestType> plain(model);

@@ -269,7 +269,8 @@ TEST_CASE("worker: a mistake throws, names what is wrong, and changes nothing") 
   refused({{1, 2}, {3, 4, 5}}, "'last'");
   refused({{1, 2}}, "2 layers, got 1");
   refused({{1, 2}, {3, 4}, {5}}, "2 layers, got 3");
-  for (const double scale : {std::nan(""), HUGE_VAL, 1e300, 1e-46}) refused({{1, 2}, {3, 4}}, "scale", scale);
+  for (const double scale : {std::nan(""), HUGE_VAL, 1e300}) refused({{1, 2}, {3, 4}}, "scale", scale);
+  refused({{1, 2}, {3, 4}}, "of their type, got 1e-46", 1e-46);
   CHECK_NOTHROW(worker.add(tensors<float>{{1, 2}, {3, 4}}).frame());
 }
 

@@ -56,7 +56,7 @@ inline std::string mpi_text(int code) {
   return text;
 }
 inline void check_mpi(int code, const char* call) {
-  if (code != MPI_SUCCESS) raise(std::runtime_error(std::string(call) + ": " + mpi_text(code)));
+  if (code != MPI_SUCCESS) refuse<std::runtime_error>(call, ": ", mpi_text(code));
 }
 
 /// What goes on between two looks at MPI, which moves data on only when it is called.

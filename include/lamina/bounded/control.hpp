@@ -20,7 +20,7 @@
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 
-/// Control messages, as docs/bounded-loss/wire.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
+/// Control messages, as docs/bounded-loss-protocol.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
 /// order and loses nothing.
 namespace lamina::inline LAMINA_ABI::bounded {
 
@@ -256,10 +256,10 @@ inline std::error_code read_report(std::span<const std::byte> body, transfer_rep
                    report.seen, report.open_transfers);
 }
 
-/// WANTED and STOP: a report, and chunks as bitmaps of fragments. In WANTED those that are to be sent again, in STOP those that have arrived
-/// of each fragment that is incomplete; a STOP that lists none is of a complete transfer. Calls consume(fragment, bits) for each, in order,
-/// until something is wrong: truncated, wrong_length, no_such_chunk (no such fragment) or bad_list: fragments out of order or twice, a bit
-/// from c_l on. Allocates nothing.
+/// WANTED and STOP: a report, and chunks as bitmaps of fragments. In WANTED those that are to be sent again, in STOP those that have
+/// arrived of each fragment that is incomplete; a STOP that lists none is of a complete transfer. Calls consume(fragment, bits) for each,
+/// in order, until something is wrong: truncated, wrong_length, no_such_chunk (no such fragment) or bad_list: fragments out of order or
+/// twice, a bit from c_l on. Allocates nothing.
 template <class Consume>
 std::error_code read_list(std::span<const std::byte> body, const chunk_grid& grid, transfer_report& report,
                           Consume&& consume) {

@@ -39,17 +39,16 @@ struct obligations {
 template <element T, class Parameters>
 [[nodiscard]] obligations owed(const frame_chunks& frame, std::span<const element_range> pending,
                                Parameters&& parameters) {
-  using lamina::detail::raise;
+  using lamina::detail::refuse;
   const chunk_grid& grid = frame.grid();
-  if (grid.element_bytes() != sizeof(T)) raise(std::invalid_argument("the grid is of other elements"));
+  if (grid.element_bytes() != sizeof(T)) refuse<std::invalid_argument>("the grid is of other elements");
   obligations all;
   for (const element_range& each : pending) {
     grid.fragments().check_layer(each.layer);
     const std::size_t elements = grid.fragments().sizes()[each.layer];
     if (each.begin >= each.end || each.end > elements) {
-      raise(std::invalid_argument("elements [" + std::to_string(each.begin) + ", " +
-                                  std::to_string(each.end) + ") of layer '" +
-                                  grid.fragments()[each.layer].name + "'"));
+      refuse<std::invalid_argument>("elements [", each.begin, ", ", each.end, ") of layer '",
+                                    grid.fragments()[each.layer].name, "'");
     }
     const std::size_t first = each.begin / grid.chunk_elements();
     const std::size_t last = (each.end - 1) / grid.chunk_elements();
@@ -79,13 +78,13 @@ struct duty {
 /// required chunk that is not in the frame; for a repair of a layer that is, with a frame that is not of parameters as_is, or that is
 /// no whole chunks.
 [[nodiscard]] inline std::vector<duty> duties_of(const frame_chunks& frame, const obligations& owed) {
-  using lamina::detail::raise;
+  using lamina::detail::refuse;
   const chunk_grid& grid = frame.grid();
   std::vector<duty> duties;
   for (const chunk& each : owed.required) {
     if (!grid.has(each.fragment, each.index) || frame.sent().is_dropped(each.fragment)) {
-      raise(std::invalid_argument("chunk " + std::to_string(each.index) + " of layer " +
-                                  std::to_string(each.fragment) + " is required, and not in the frame"));
+      refuse<std::invalid_argument>("chunk ", each.index, " of layer ", each.fragment,
+                                    " is required, and not in the frame");
     }
     duties.push_back({{each.fragment, each.index, frame.protected_tag(each.fragment)}, nullptr});
   }
@@ -95,15 +94,15 @@ struct duty {
     grid.fragments().check_layer(each.layer);
     const std::string name = "the repair of layer '" + grid.fragments()[each.layer].name + "'";
     if (!may_be_repaired || frame.sent().is_sent(each.layer)) {
-      raise(std::invalid_argument(
-          name + ": its layer is in the frame, is no parameter, or is not written as it is"));
+      refuse<std::invalid_argument>(
+          name, ": its layer is in the frame, is no parameter, or is not written as it is");
     }
     const std::size_t elements = each.elements.size() / grid.element_bytes();
     const std::size_t size = grid.fragments().sizes()[each.layer];
     if (each.elements.size() % grid.element_bytes() != 0 || each.begin % grid.chunk_elements() != 0 ||
         each.begin > size || elements > size - each.begin ||
         (elements % grid.chunk_elements() != 0 && each.begin + elements != size)) {
-      raise(std::invalid_argument(name + " does not consist of whole chunks"));
+      refuse<std::invalid_argument>(name, " does not consist of whole chunks");
     }
     const auto fragment = static_cast<std::uint32_t>(each.layer);
     for (std::size_t at = 0; at < elements; at += grid.chunk_elements()) {

@@ -15,7 +15,7 @@
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
 
-/// The data packet, as docs/bounded-loss/wire.md gives it: 56 bytes of header, then the elements of one chunk.
+/// The data packet, as docs/bounded-loss-protocol.md gives it: 56 bytes of header, then the elements of one chunk.
 namespace lamina::inline LAMINA_ABI::bounded {
 
 /// The check of packets and control messages: XXH3 of 64 bits, seeded with the secret of the run. It notices damage, and bytes of those

@@ -32,8 +32,7 @@ struct rate_options {
   bool is_controlled = true;    ///< false: always r_max, whatever is lost, to see what control is good for
 };
 
-/// The rate of one sender to one receiver, kept from transfer to transfer. In bits a second of the wire: a packet counts with its
-/// headers.
+/// The rate of one sender to one receiver, kept from transfer to transfer. In bits a second of the wire: a packet counts with its headers.
 ///
 /// r begins at the link's rate over the senders, or at 100 Mb/s; r_max is the link's rate, or 10 Gb/s, and r_min = max(1 Mb/s,
 /// r_max/100), or 1 Mb/s. Of a report of at least 16 transmissions, L is the share lost and d the delay in queues. It tells of
@@ -188,8 +187,7 @@ class heartbeat {
     const instant usual = std::chrono::milliseconds(pongs_ < newest_.size() ? 50 : 1000);
     ping_at_ = now + (std::min)(timeout_ / 4, usual);
   }
-  /// A PONG: `sent_at` is what the PING said. One that lies in the future, or longer ago than the timeout, is not
-  /// counted.
+  /// A PONG: `sent_at` is what the PING said. One that lies in the future, or longer ago than the timeout, is not counted.
   void pong(instant sent_at, instant now) noexcept {
     heard(now);
     // Compared, since a difference of any two may not be a number.

@@ -51,8 +51,8 @@ struct sender_counters {
 /// Sends frames of one grid to one receiver, one after the other.
 ///
 /// begin(), then poll_control() and next_packet() after every event and at deadline(), until the state is done or failed. An error that a
-/// call returns has ended the transfer, unless that was done before: poll_control() then gives an ABORT, after which the connection is to be
-/// closed.
+/// call returns has ended the transfer, unless that was done before: poll_control() then gives an ABORT, after which the connection is to
+/// be closed.
 class bounded_sender {
  public:
   bounded_sender(const chunk_grid& grid, const sender_options& options)
@@ -72,10 +72,10 @@ class bounded_sender {
   /// \throws std::logic_error       a transfer is under way, or has failed
   /// \throws std::invalid_argument  the frame is of another grid; what duties_of() throws
   void begin(const frame_chunks& frame, const obligations& owed = {}) {
-    using lamina::detail::raise;
+    using lamina::detail::refuse;
     if (state_ != sender_state::idle && state_ != sender_state::done)
-      raise(std::logic_error("a transfer is under way, or has failed"));
-    if (frame.grid() != grid_) raise(std::invalid_argument("the frame is cut by another grid"));
+      refuse<std::logic_error>("a transfer is under way, or has failed");
+    if (frame.grid() != grid_) refuse<std::invalid_argument>("the frame is cut by another grid");
     todo_.assign(frame, owed);
     arrived_.emplace(frame.sent(), grid_.chunk_elements());
     frame_ = &frame;

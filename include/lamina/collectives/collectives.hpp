@@ -7,7 +7,6 @@
 
 #include "lamina/collectives/agreement.hpp"
 #include "lamina/collectives/channel.hpp"
-#include "lamina/collectives/cost.hpp"
 #include "lamina/collectives/engine.hpp"
 #include "lamina/collectives/executor.hpp"
 #include "lamina/collectives/plan.hpp"

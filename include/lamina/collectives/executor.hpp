@@ -54,9 +54,8 @@ struct round_header {
 
   void write(std::span<std::byte, size_bytes> to) const noexcept { std::memcpy(to.data(), this, size_bytes); }
 
-  /// In which field the header of another rank differs from this one, as a sentence without its subject; empty where in none. The
-  /// first that differs is named: magic, plan, number, step, operation, algorithm, decision, round, elements. No allocation where
-  /// none does.
+  /// In which field the header of another rank differs from this one, as a sentence without its subject; empty where in none. The first
+  /// that differs is named: magic, plan, number, step, operation, algorithm, decision, round, elements. No allocation where none does.
   [[nodiscard]] std::string difference(std::span<const std::byte, size_bytes> from) const {
     round_header theirs;
     std::memcpy(&theirs, from.data(), size_bytes);
@@ -96,8 +95,8 @@ struct round_header {
 static_assert(sizeof(round_header) == round_header::size_bytes && std::is_trivially_copyable_v<round_header>);
 static_assert(std::endian::native == std::endian::little, "lamina needs a little-endian machine");
 
-/// Bytes of a message at most; a round of more goes in several. Ranks must have the same. Below 64 KiB Open MPI does not ask before it sends,
-/// which halves the rate of two ranks that exchange.
+/// Bytes of a message at most; a round of more goes in several. Ranks must have the same. Below 64 KiB Open MPI does not ask before it
+/// sends, which halves the rate of two ranks that exchange.
 struct piece_sizes {
   std::size_t both_ways = 60'000;  ///< where a rank sends to the one that it receives from
   std::size_t one_way = 60'000;

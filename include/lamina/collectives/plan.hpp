@@ -5,14 +5,12 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "lamina/collectives/cost.hpp"
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum.hpp"
 #include "lamina/detail/abi.hpp"
@@ -20,7 +18,7 @@
 #include "lamina/options.hpp"
 
 /// \file
-/// Which layers are summed together, in which order and by which algorithm. Read it after cost.hpp.
+/// Which layers are summed together, in which order and by which algorithm. Read it after schedule.hpp.
 ///
 /// All of it decides the order of additions, so it is the same on all ranks, and is compared before the first sum. The same arguments make
 /// the same plan, and two runs with one plan are bitwise identical.
@@ -34,33 +32,28 @@ enum class layer_class : std::uint8_t { convolutional, fully_connected };
 class algorithm_choice {
  public:
   /// The same for all.
-  static constexpr algorithm_choice always(algorithm how) noexcept { return {rule::always, how}; }
+  static constexpr algorithm_choice always(algorithm how) noexcept { return {how, how}; }
   /// A butterfly for convolutional layers, a ring for fully connected ones (Kim, Yeo and Oh 2021).
   static constexpr algorithm_choice by_type() noexcept {
-    return {rule::by_type, algorithm::halving_doubling};
+    return {algorithm::halving_doubling, algorithm::ring};
   }
-  /// The cheapest by the table of costs.
-  static constexpr algorithm_choice by_cost() noexcept { return {rule::by_cost, algorithm::ring}; }
 
-  /// Of a bucket that goes in collectives of `chunk` elements. Cost: that of cheapest() for by_cost.
-  [[nodiscard]] algorithm of(layer_class kind, std::size_t ranks, std::size_t elements,
-                             const cost_table& costs,
-                             std::size_t chunk = (std::numeric_limits<std::size_t>::max)()) const {
-    if (rule_ == rule::by_cost) return cheapest(ranks, elements, costs, chunk);
-    return rule_ == rule::by_type && kind == layer_class::fully_connected ? algorithm::ring : how_;
+  [[nodiscard]] constexpr algorithm of(layer_class kind) const noexcept {
+    return kind == layer_class::fully_connected ? fully_connected_ : convolutional_;
   }
 
  private:
-  enum class rule : std::uint8_t { always, by_type, by_cost };
-  constexpr algorithm_choice(rule which, algorithm how) noexcept : rule_(which), how_(how) {}
+  constexpr algorithm_choice(algorithm convolutional, algorithm fully_connected) noexcept
+      : convolutional_(convolutional), fully_connected_(fully_connected) {}
 
-  rule rule_;
-  algorithm how_;
+  algorithm convolutional_;
+  algorithm fully_connected_;
 };
 
 struct plan_options {
-  /// A bucket is closed as soon as it has so many bytes. 0: each layer by itself. Without a value: 8·P·alpha/beta_one_way, within 64
-  /// KiB and 25 MiB, down to a power of two: of a ring's time, where the bucket goes in one collective, latency is then a ninth to a fifth.
+  /// A bucket is closed as soon as it has so many bytes. 0: each layer by itself. Without a value: 8·P times the 36 kB that Gigabit
+  /// Ethernet carries in the latency of a message, within 64 KiB and 25 MiB, down to a power of two: of a ring's time, where the bucket
+  /// goes in one collective, latency is then a ninth to a fifth.
   std::optional<std::size_t> bucket_bytes = std::nullopt;
   /// A larger bucket goes in collectives of so many bytes, so that it does not hold up what comes after; at least 4,096.
   std::size_t chunk_bytes = std::size_t{4} << 20U;
@@ -91,12 +84,10 @@ class plan {
   /// \param ready_order  every layer once, in the order in which gradients become ready: agree_on_order() gives it
   /// \param classes      of each layer of the model; a bucket has layers of one class alone
   /// \param options      buckets, chunks, algorithms
-  /// \param costs        the same on all ranks
-  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, a cost that
-  /// cannot be, or a payload that sums have not, or not by the algorithm of a bucket.
+  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, or a
+  /// payload that sums have not, or not by the algorithm of a bucket.
   plan(const layout& model, std::size_t ranks, std::span<const std::size_t> ready_order,
-       std::span<const layer_class> classes, const plan_options& options = {},
-       const cost_table& costs = gigabit_costs)
+       std::span<const layer_class> classes, const plan_options& options = {})
       : model_(model),
         ranks_(ranks),
         chunk_bytes_(options.chunk_bytes),
@@ -111,9 +102,8 @@ class plan {
       throw std::invalid_argument("there are " + std::to_string(classes.size()) + " classes for " +
                                   std::to_string(model.layers()) + " layers");
     }
-    check_costs(costs);
     check_order(ready_order);
-    const std::size_t bucket_bytes = options.bucket_bytes.value_or(default_bucket_bytes(ranks, costs));
+    const std::size_t bucket_bytes = options.bucket_bytes.value_or(default_bucket_bytes(ranks));
     bool is_open = false;
     for (const std::size_t layer : ready_order) {
       if (!is_open || classes[layer] != classes[buckets_.back().layers.front()]) buckets_.emplace_back();
@@ -122,14 +112,12 @@ class plan {
       buckets_.back().elements += model.sizes()[layer];
       is_open = buckets_.back().elements * sizeof(float) < bucket_bytes;
     }
-    for (bucket& each : buckets_)
-      each.how =
-          options.choice.of(classes[each.layers.front()], ranks, each.elements, costs, chunk_elements());
+    for (bucket& each : buckets_) each.how = options.choice.of(classes[each.layers.front()]);
     check_payload();
-    fingerprint_ = hash_of_all(costs);
+    fingerprint_ = hash_of_all();
   }
 
-  /// 64 bits over all that decides the order of additions, and over the costs: equal where plans are.
+  /// 64 bits over all that decides the order of additions: equal where plans are.
   [[nodiscard]] std::uint64_t fingerprint() const noexcept { return fingerprint_; }
 
   [[nodiscard]] const layout& model() const noexcept { return model_; }
@@ -152,8 +140,8 @@ class plan {
     return what == operation::all_gather ? payload_type::as_is : payload_;
   }
 
-  /// What ranks do in a step, one after the other, where every rank gets the mean of everything. With owners, who hand parameters round once
-  /// all is summed: those of the bucket summed last first, which the next forward pass needs first.
+  /// What ranks do in a step, one after the other, where every rank gets the mean of everything. With owners, who hand parameters round
+  /// once all is summed: those of the bucket summed last first, which the next forward pass needs first.
   [[nodiscard]] std::vector<task> tasks(bool has_owners) const {
     std::vector<task> all;
     for (std::size_t b = 0; b < buckets_.size(); ++b)
@@ -165,11 +153,10 @@ class plan {
  private:
   static constexpr std::size_t least_chunk_bytes = 4096;
 
-  static std::size_t default_bucket_bytes(std::size_t ranks, const cost_table& costs) {
-    constexpr double least = 64 << 10U;
-    constexpr double most = 25 << 20U;
-    const double bytes = 8 * static_cast<double>(ranks) * costs.alpha / costs.beta_one_way;
-    return std::bit_floor(static_cast<std::size_t>(std::clamp(bytes, least, most)));
+  static std::size_t default_bucket_bytes(std::size_t ranks) {
+    constexpr std::size_t least = 64 << 10U;
+    constexpr std::size_t most = 25 << 20U;
+    return std::bit_floor(ranks > most ? most : std::clamp(8 * ranks * 36'000, least, most));
   }
 
   void check_order(std::span<const std::size_t> order) const {
@@ -200,14 +187,12 @@ class plan {
     }
   }
 
-  [[nodiscard]] std::uint64_t hash_of_all(const cost_table& costs) const {
+  [[nodiscard]] std::uint64_t hash_of_all() const {
     std::uint64_t hash = lamina::detail::fnv_basis;
     const auto add = [&](std::uint64_t number) { hash = lamina::detail::fnv_number(hash, number); };
     for (const std::uint64_t each : {model_.fingerprint(), std::uint64_t{ranks_}, std::uint64_t{chunk_bytes_},
                                      static_cast<std::uint64_t>(payload_)})
       add(each);
-    for (const double each : {costs.alpha, costs.beta_one_way, costs.beta_both_ways, costs.gamma})
-      add(std::bit_cast<std::uint64_t>(each));
     for (const bucket& each : buckets_) {
       add(static_cast<std::uint64_t>(each.how));
       add(each.layers.size());

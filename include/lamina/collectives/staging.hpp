@@ -20,9 +20,9 @@ namespace lamina::inline LAMINA_ABI::collectives::detail {
 
 /// Where the gradients of a step wait, and how the layers that are sent of a bucket lie for its collectives.
 ///
-/// For sums they lie one behind the other, where they wait. With owners each layer of n elements is P shards of ⌈n/P⌉, of which the last may
-/// be shorter, or empty; a collective then has a row of P for each shard, with the same columns of all layers: whatever is sent of a bucket,
-/// and in whatever chunks, an element has the same owner. What is missing in a shard is sent as 0: less than P elements a layer.
+/// For sums they lie one behind the other, where they wait. With owners each layer of n elements is P shards of ⌈n/P⌉, of which the last
+/// may be shorter, or empty; a collective then has a row of P for each shard, with the same columns of all layers: whatever is sent of a
+/// bucket, and in whatever chunks, an element has the same owner. What is missing in a shard is sent as 0: less than P elements a layer.
 class staging {
  public:
   /// What messages are read from and written to.

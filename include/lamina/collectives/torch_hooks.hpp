@@ -149,9 +149,9 @@ class LAMINA_VISIBLE gated_module {
   gate opens_;
 };
 
-/// A module of libtorch with one input that waits at its gate before each forward, where its parameters are needed again:
-/// libtorch has no forward hooks. A module in all else, with the same names of parameters, but for clone(). A Linear has two parameters, and
-/// waits for both:
+/// A module of libtorch with one input that waits at its gate before each forward, where its parameters are needed again: libtorch has no
+/// forward hooks. A module in all else, with the same names of parameters, but for clone(). A Linear has two parameters, and waits for
+/// both:
 ///
 ///     torch::nn::Sequential network;
 ///     network->push_back(gated<torch::nn::LinearImpl>([&] { engine.wait(0); engine.wait(1); }, 64, 10));

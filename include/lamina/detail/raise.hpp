@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <type_traits>
 
 #include "lamina/detail/abi.hpp"
 
-#if !LAMINA_HAS_EXCEPTIONS
-#include <cstdio>
-#include <cstdlib>
-#endif
-
+/// How a mistake of the caller ends: in an exception or, without exceptions, in a sentence and the end of the program.
 namespace lamina::inline LAMINA_ABI::detail {
 
 /// Throws. Compiled with -fno-exceptions there is no way back to a caller that made a mistake: the sentence goes to stderr and the program
@@ -32,7 +31,12 @@ template <class... Words>
 std::string sentence(const Words&... words) {
   std::string all;
   const auto append = [&all](const auto& word) {
-    if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(word)>>) {
+    using given = std::remove_cvref_t<decltype(word)>;
+    if constexpr (std::is_floating_point_v<given>) {
+      std::array<char, 32> text{};
+      static_cast<void>(std::snprintf(text.data(), text.size(), "%g", static_cast<double>(word)));
+      all += text.data();
+    } else if constexpr (std::is_integral_v<given>) {
       all += std::to_string(word);
     } else {
       all += word;

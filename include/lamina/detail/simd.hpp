@@ -62,7 +62,7 @@ template <class T>
 using vector_of = decltype(vector_like(T()));
 
 /// The widest register of the instruction set that is compiled for, full of T: the vectors of the compilers of GNU and LLVM, whose
-/// operators are those of single elements, rounded as these are. docs/decisions/0014-registers-of-the-compiler.md has why not a library's.
+/// operators are those of single elements, rounded as these are. docs/decisions/0003-registers-of-the-compiler.md has why not a library's.
 template <class T>
 struct simd {
   using value_type = T;
@@ -126,7 +126,7 @@ inline constexpr std::size_t group_of = std::same_as<V, T> ? lanes
                                                            : std::min<std::size_t>(4, lanes / width<V, T>);
 
 /// Calls body(0) to body(Count - 1). Written out where V is a register, since g++ -O2 leaves such a loop a loop, and its registers in
-/// memory; a loop where V is one element, which that vectorises. docs/decisions/0012-loops-at-o2-and-halves.md has what both cost.
+/// memory; a loop where V is one element, which that vectorises. Without this a pass takes about three times as long at -O2.
 template <class V, std::size_t Count, class Body>
 LAMINA_ALWAYS_INLINE void repeat(const Body& body) {
   if constexpr (is_register<V>) {

@@ -26,6 +26,7 @@
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 
+/// What a worker and its open step share. Read worker.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
 
 // What a worker and its open step share. It checks the order of calls; that its handle is of this step, the handle checks.
@@ -168,8 +169,8 @@ struct worker_state {
     const std::size_t end = cut.first(last);
     if (!is_open) residual.begin_step();
     const std::optional<std::size_t> refused =
-        residual.accumulate_layers(begin, end, by_fragment, std::span(values).subspan(begin, end - begin),
-                                   functor, execution, scale, &thrown);
+        residual.accumulate(begin, end, by_fragment, std::span(values).subspan(begin, end - begin), functor,
+                            execution, scale, &thrown);
     if (refused) {
       // What rounding leaves of a refused gradient is of the residual, and so of its value.
       for (std::size_t f = begin; f < end; ++f) {

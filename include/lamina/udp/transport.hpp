@@ -347,9 +347,8 @@ class transport {
     return std::ranges::all_of(paths_, &packet_socket::is_empty);
   }
 
-  // The transfer that began first has the link, and others what it leaves: who has its parameters first computes and replies while
-  // others get theirs. With a packet of each in turn all would have them at the end, and reply at once. Whether all that were let go
-  // have gone.
+  // The transfer that began first has the link, and others what it leaves: who has its parameters first computes and replies while others
+  // get theirs. With a packet of each in turn all would have them at the end, and reply at once. Whether all that were let go have gone.
   bool send_packets(bounded::instant now) {
     const double rate = options_.rate.link_bits > 0 ? static_cast<double>(options_.rate.link_bits) : 10e9;
     const std::size_t largest_bits = largest_packet_bits();

@@ -78,7 +78,7 @@ class Status:
 
 
 class DeviceExchange:
-    """The numbers of local updates by torch's operators, on any device: what lamina.DriftCompressor and ShardOwners do on the CPU, of
+    """The numbers of local updates by torch's operators, on any device: what lamina.LocalDelta and ShardOwners do on the CPU, of
     which it is bitwise equal up to magnitudes of 2^120. An exchange is at most 150 launches whatever the number of layers, and the host waits
     for none of them: shapes do not depend on data, and what a step has found is looked at in the next.
 
@@ -86,14 +86,14 @@ class DeviceExchange:
     fragment. A payload has room for a step's share and the largest fragment, whatever the step sends. Memory: the shared parameters,
     2 / ranks of that for the outer optimizer, and a few payloads.
 
-    Source: docs/scheme/beyond.md, Local updates; the shards are those of a reduce-scatter and an all-gather.
+    Source: docs/algorithm.md, Local updates; the shards are those of a reduce-scatter and an all-gather.
     """
 
     def __init__(self, layout: lamina.Layout, options: lamina.Options, *, by_score: bool, payload: str, outer: Dict[str, float],
                  delay: int, group: Optional[dist.ProcessGroup], device: torch.device) -> None:
         kept = {name: value for name, value in dataclasses.asdict(options).items() if name != "momentum"}
-        self.fragments = lamina.DriftCompressor(layout, by_score=by_score, payload=payload, **kept).fragments  # names what is wrong
-        lamina.OuterStep(lamina.Layout({"all": (1,)}), payload=payload, rate=outer["rate"], momentum=outer["momentum"])  # likewise
+        self.fragments = lamina.LocalDelta(layout, by_score=by_score, payload=payload, **kept).fragments  # names what is wrong
+        lamina.OuterOptimizer(lamina.Layout({"all": (1,)}), payload=payload, rate=outer["rate"], momentum=outer["momentum"])  # likewise
         for name, usual in (("at_least_every", 0), ("warm_up_steps", 0), ("search_every", 1)):
             if kept[name] != usual:
                 raise ValueError(f"{name} needs the parameters on the CPU: on {device} all steps send one size, and it would not fit")
@@ -267,7 +267,7 @@ class DeviceExchange:
 
     def reply(self, going: Sent) -> None:
         """Waits for what the others have sent, and makes of it what all will subtract of this rank's shards: the outer optimizer's step,
-        as lamina::outer_step rounds it. Not a number if it is not finite."""
+        as lamina::outer_optimizer rounds it. Not a number if it is not finite."""
         if going.reply is not None or going.update is not None:
             return
         of_ranks = self._payload.decode(self._received(going))
@@ -313,7 +313,7 @@ class DeviceExchange:
             assert update is not None
             is_bad = ~(torch.linalg.vector_norm(update, torch.inf) < torch.inf)
             update, sent = update.masked_fill(is_bad, 0.0), going.elements.masked_fill(is_bad, 0.0)
-            # In this order, as lamina::drift_compressor rounds.
+            # In this order, as lamina::local_delta rounds.
             self.local.index_put_((going.places,), self.local[going.places] + sent - update)
             self.shared.index_put_((going.places,), self.shared[going.places] - update)
             for kept, each in ((self.momentum, going.momentum), (self.rounding, going.rounding)):

@@ -24,7 +24,7 @@ _LONGEST_DELAY = 64
 
 class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unused-ignore]
     """Local updates around any optimizer: each rank steps on its own parameters at once, and what its optimizer did that the
-    others have not seen, its drift, is sent in parts, by value. Wraps the optimizer as PostLocalSGDOptimizer does, for a module without
+    others have not seen, its local delta, is sent in parts, by value. Wraps the optimizer as PostLocalSGDOptimizer does, for a module without
     DDP:
 
         optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), send_budget=0.04, fragment_elements=4096)
@@ -46,11 +46,11 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         delay: steps between sending and applying, in [0, 64]. What is sent goes to its owners and back beside the computation, half of
             the steps each way: with 1 the way there is waited for, from 2 on nothing is. The values that choose parts are averaged in
             the step itself, whatever the delay.
-        outer_rate, outer_momentum: of the outer step; the default averages. In the study of docs/learning/index.md, with four workers and AdamW,
+        outer_rate, outer_momentum: of the outer optimizer; the default averages. In the study of docs/learning/index.md, with four workers and AdamW,
             0.7 and 0.6 were better than 0.7 and 0.9, and not told from averaging. With SGD with momentum 1 and 0.75, at a quarter of
             the learning rate, were better than averaging; on the toy of docs/pytorch/local-updates.md they were worse.
         payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns a slice of every part, adds up what the others
-            send of it, in the order of the ranks, and answers all. What rounding takes away of what is sent stays in the drift, and of
+            send of it, in the order of the ranks, and answers all. What rounding takes away of what is sent stays in the local delta, and of
             an answer with its owner.
         by_score: whether fragments are selected by their value times the steps since they were last sent, or by the value.
         backend: "cpu": lamina's C++; "torch": torch's operators, on any device; "auto": "cpu" where the parameters are on the CPU. With
@@ -76,7 +76,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self.optimizer = optimizer
         self.options = given_options("LocalUpdates", options)
         if self.options.momentum != 0:
-            raise ValueError("momentum: a drift has none, the optimizer may")
+            raise ValueError("momentum: a local delta has none, the optimizer may")
         self.process_group = process_group
         self.world_size, self.rank = dist.get_world_size(process_group), dist.get_rank(process_group)
         self.delay, self.log_every = delay, log_every
@@ -94,7 +94,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._found: Optional[Later] = None  # by the last exchange on a device
         self._report: Optional[StepReport] = None
         if self._uses_cpu:
-            self.backend: Any = lamina.DriftCompressor(self._layout, by_score=self._by_score, payload=payload, sender=self.rank, **kept)
+            self.backend: Any = lamina.LocalDelta(self._layout, by_score=self._by_score, payload=payload, sender=self.rank, **kept)
             self._owned = ShardOwners(self.backend.fragments, process_group, payload, self._outer_options)
         else:
             self.backend = self._device = DeviceExchange(
@@ -142,7 +142,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         return uses_cpu
 
     def _require_as_wrapped(self, what: str) -> None:
-        """A drift is taken and sent by places in memory: of parameters laid out anew they are those of other elements."""
+        """A local delta is taken and sent by places in memory: of parameters laid out anew they are those of other elements."""
         count = sum(len(group["params"]) for group in self.param_groups)
         if count != len(self._parameters):
             raise RuntimeError(f"{what}: the optimizer has {count} parameters, and had {len(self._parameters)} when it was wrapped; wrap it "
@@ -242,10 +242,10 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         whose optimizer has left out its step.
 
         Parameters that are NaN or infinite on any rank raise on all, ValueError there and RuntimeError on the others, before anything
-        was sent: shared parameters and drifts are as they were, and once the rank's parameters are mended training goes on. If a
-        collective fails, what was under way is in the drift again, and state_dict() still works. Ranks of which one alone has failed
+        was sent: shared parameters and local deltas are as they were, and once the rank's parameters are mended training goes on. If a
+        collective fails, what was under way is in the local delta again, and state_dict() still works. Ranks of which one alone has failed
         raise RuntimeError in the next exchange, or, if others wait for its answer, after the process group's timeout. OverflowError, on
-        all ranks, for a sum of drifts that is not finite. RuntimeError, naming the parameter, if one has another shape or order in
+        all ranks, for a sum of local deltas that is not finite. RuntimeError, naming the parameter, if one has another shape or order in
         memory than when its optimizer was wrapped, and, on all ranks, if another calls finish() or evaluation_parameters() meanwhile.
         """
         Join.notify_join_context(self)
@@ -358,7 +358,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     @contextlib.contextmanager
     def _or_abandoned(self) -> Iterator[None]:
-        """If what is within fails, all that was under way is in the drift again."""
+        """If what is within fails, all that was under way is in the local delta again."""
         try:
             yield
         except BaseException:
@@ -669,7 +669,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         _require(_is_flat(saved["memory"], torch.uint8), "'memory' is no tensor of bytes")
         for name in ("momentum", "rounding"):
             _require(_is_flat(saved[name], torch.float32), f"'{name}' is no tensor of float32")
-        again = lamina.DriftCompressor(self._layout, fragment_elements=self.options.fragment_elements)
+        again = lamina.LocalDelta(self._layout, fragment_elements=self.options.fragment_elements)
         again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
         _require(again.step == step, f"'step' is {step}, and {again.step} in 'memory'")
         for which in ("shared", "local"):

@@ -61,7 +61,7 @@ def _local_updates(states: List[Dict[str, Any]], own: List[Dict[str, Any]], worl
     for state in own:
         if not all(torch.equal(one, other) for one, other in zip(first["shared"], state["shared"])):
             raise ValueError(f"merge_states: the shared parameters differ on rank 0 and on rank {state['rank']}")
-    core = lamina.DriftCompressor(lamina.Layout(dict(zip(told["names"], told["shapes"]))), fragment_elements=told["fragment_elements"])
+    core = lamina.LocalDelta(lamina.Layout(dict(zip(told["names"], told["shapes"]))), fragment_elements=told["fragment_elements"])
     core.load(_view(first))
     for going in first["under_way"]:
         core.abandon(going["step"])

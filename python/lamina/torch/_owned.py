@@ -33,14 +33,14 @@ class UnderWay:
 
 class ShardOwners:
     """The server's part in local updates, shared out: rank r of W owns the fragments r, r + W, r + 2 W, ..., and is the server of them.
-    What the others sent of them comes to this rank as payload, is summed in the order of the ranks, goes through the outer step, and
+    What the others sent of them comes to this rank as payload, is summed in the order of the ranks, goes through the outer optimizer, and
     goes to all as payload; what rounding takes away of that stays here, and comes later. So the update is the same bits on all ranks,
     those that one server would have made, and each rank sends and receives 2 (W - 1) / W of a payload in the mean, whatever W is.
 
-    Nothing has happened to the outer step until applied(): what was abandoned can be forgotten. Parts under way are not sent again,
+    Nothing has happened to the outer optimizer until applied(): what was abandoned can be forgotten. Parts under way are not sent again,
     so that steps do not meet.
 
-    Source: the owners' reduce-scatter and allgather of an allreduce (Rabenseifner 2004), with docs/scheme/beyond.md, Local updates.
+    Source: the owners' reduce-scatter and allgather of an allreduce (Rabenseifner 2004), with docs/algorithm.md, Local updates.
     """
 
     def __init__(self, fragments: lamina.Layout, group: Optional[dist.ProcessGroup], payload: str, outer: Dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ class ShardOwners:
         for fragment in self._shard(self._rank, list(range(len(self._sizes)))):
             self._begins[fragment] = elements
             elements += self._sizes[fragment]
-        fresh = self._outer_step(list(self._begins))
+        fresh = self._outer_optimizer(list(self._begins))
         self.momentum, self.rounding = (_floats(len(each)).zero_() for each in (fresh.momentum(), fresh.rounding()))
 
     def _shard(self, owner: int, parts: List[int]) -> List[int]:
@@ -60,9 +60,9 @@ class ShardOwners:
     def _sizes_of(self, parts: List[int]) -> List[int]:
         return [self._sizes[part] for part in parts]
 
-    def _outer_step(self, shard: List[int]) -> lamina.OuterStep:
+    def _outer_optimizer(self, shard: List[int]) -> lamina.OuterOptimizer:
         layout = lamina.Layout({str(part): (self._sizes[part],) for part in shard})
-        return lamina.OuterStep(layout, payload=self._payload, **self._options)
+        return lamina.OuterOptimizer(layout, payload=self._payload, **self._options)
 
     # --- a step, on all ranks in one order ---
 
@@ -89,7 +89,7 @@ class ShardOwners:
             return
         shard = self._shard(self._rank, going.parts)
         mean = self._mean_of(shard, self._received(going))
-        failed = not self._take_outer_step(going, shard, mean)
+        failed = not self._take_outer(going, shard, mean)
         answer = lamina.encode_payload(self._fragments, shard, mean.zero_() if failed else mean, self._payload)
         going.answer = torch.cat([_tensor_of(answer), torch.tensor([failed], dtype=torch.uint8)])
 
@@ -125,7 +125,7 @@ class ShardOwners:
         return going.update
 
     def applied(self, going: UnderWay) -> None:
-        """The update is in the shared parameters: what was made for it of the outer step counts."""
+        """The update is in the shared parameters: what was made for it of the outer optimizer counts."""
         shard = self._shard(self._rank, going.parts)
         for whole, piece in ((self.momentum, going.momentum), (self.rounding, going.rounding)):
             if piece.numel():
@@ -148,7 +148,7 @@ class ShardOwners:
 
     def check(self, momentum: torch.Tensor, rounding: torch.Tensor) -> None:
         """ValueError for what cannot take the place of momentum and rounding."""
-        self._outer_step(list(self._begins)).restore(momentum.contiguous(), rounding.contiguous())
+        self._outer_optimizer(list(self._begins)).restore(momentum.contiguous(), rounding.contiguous())
 
     def check_under_way(self, going: UnderWay) -> bool:
         """Whether it is what settle() leaves: an answer or an update, and what follows from it here."""
@@ -188,14 +188,14 @@ class ShardOwners:
             mean = mean + self._decoded(shard, piece) if rank else self._decoded(shard, piece)
         return mean.div_(self._world_size)
 
-    def _take_outer_step(self, going: UnderWay, shard: List[int], mean: torch.Tensor) -> bool:
-        """The mean of this rank's fragments to what all subtract, in place, and what becomes of the outer step. False, and the outer step
+    def _take_outer(self, going: UnderWay, shard: List[int], mean: torch.Tensor) -> bool:
+        """The mean of this rank's fragments to what all subtract, in place, and what becomes of the outer optimizer. False, and the outer optimizer
         stays what it is, if a number is not finite, or might become infinite."""
         if not shard:
             return True
         going.momentum, going.rounding = (torch.cat(list(self._places(whole, shard))) if whole.numel() else _NOTHING
                                           for whole in (self.momentum, self.rounding))
-        outer = self._outer_step(shard)
+        outer = self._outer_optimizer(shard)
         outer.restore(going.momentum, going.rounding)
         try:
             outer(list(range(len(shard))), mean)

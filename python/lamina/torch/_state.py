@@ -59,7 +59,7 @@ class LayerDropping:
         backend: "cpu", "torch" (any device), or "auto".
         overlap: whether the fragments of a step are selected at the end of the step before, so that each bucket's all-reduce is
             overlapped with backward. Of a batch that is skipped, what the finite gradients have added stays in the residuals.
-            Learns somewhat more slowly (docs/pytorch/training.md), sends everything in its
+            Learns somewhat more slowly (docs/pytorch/hook.md), sends everything in its
             first step, and needs every parameter to be used in every step.
         max_norm: a gradient of a rank whose norm is larger is scaled down to it before it is added to the residual. Clipping after
             backward() would take from what the residual delivers, which no rank keeps any more. Not with overlap, which adds the

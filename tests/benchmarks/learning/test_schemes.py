@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What holds exactly of the schemes. L2, L3, ... are the numbers of docs/scheme/beyond.md."""
+"""What holds exactly of the schemes. L2, L3, ... are the numbers of docs/algorithm.md."""
 
 import io
 
@@ -71,7 +71,7 @@ def test_what_rounding_takes_of_the_outer_steps_comes_later(delay):
 
 class Overwriting(schemes.Local):
     def bring_together(self, parts, elements, sent, periods):
-        self.shared[elements] -= self.outer_step(parts, elements, sent.mean(0), periods)
+        self.shared[elements] -= self.outer_optimizer(parts, elements, sent.mean(0), periods)
         self.replicas.y[:, elements] = self.shared[elements]
 
 
@@ -127,11 +127,11 @@ def test_one_worker_trains_as_if_alone(setting):
 
 
 class Decaying(schemes.Local):
-    def outer_step(self, parts, elements, mean, periods):
+    def outer_optimizer(self, parts, elements, mean, periods):
         others = torch.ones_like(self.momentum)
         others[elements] = 0
         self.momentum -= 0.5 * self.momentum * others
-        return super().outer_step(parts, elements, mean, periods)
+        return super().outer_optimizer(parts, elements, mean, periods)
 
 
 def momentum_stands_still(scheme):
@@ -238,8 +238,8 @@ def test_local_updates_are_the_librarys_own(delay, by_score, power):
     scheme = made(f"scheme=local payload=int8 delay={delay} age_power={power} outer_clock=sends outer_rate=0.7 outer_momentum=0.9 "
                   "traffic=0.2 steps=40")
     period = scheme.choice.period
-    workers = [lamina.DriftCompressor(scheme.parts.layout, send_budget=1 / period, payload="int8", by_score=by_score) for _ in range(4)]
-    outer = lamina.OuterStep(scheme.parts.layout, rate=0.7, momentum=0.9, payload="int8")
+    workers = [lamina.LocalDelta(scheme.parts.layout, send_budget=1 / period, payload="int8", by_score=by_score) for _ in range(4)]
+    outer = lamina.OuterOptimizer(scheme.parts.layout, rate=0.7, momentum=0.9, payload="int8")
     cut = np.cumsum(scheme.parts.sizes)[:-1]
     x, y = scheme.task.begin.numpy().copy(), np.repeat(scheme.task.begin.numpy()[None], 4, 0)
     decide, chosen, under_way, came = scheme.choice.decide, [], [], set()
@@ -404,13 +404,13 @@ def test_momentum_by_steps_is_a_speed():
         for periods in (0.25, 1.0, 3.0):
             scheme = made(f"scheme=local outer_momentum=0.5 outer_clock={clock} {EVERYTHING}")
             for _ in range(100):
-                scheme.outer_step([0], scheme.parts.indices([0]), torch.full((64,), 8 * periods), np.array([periods]))
+                scheme.outer_optimizer([0], scheme.parts.indices([0]), torch.full((64,), 8 * periods), np.array([periods]))
             momentum.append(float(scheme.momentum[0]))
         assert (momentum == pytest.approx([16] * 3, rel=1e-4)) == is_same
     # What was gathered fades with the time, and counts for the time.
     scheme = made(f"scheme=local outer_momentum=0.5 outer_rate=1 outer_clock=steps {EVERYTHING}")
     scheme.momentum[:] = 16
-    taken = scheme.outer_step([0, 2], scheme.parts.indices([0, 2]), torch.zeros(134), np.array([1.0, 2.0]))
+    taken = scheme.outer_optimizer([0, 2], scheme.parts.indices([0, 2]), torch.zeros(134), np.array([1.0, 2.0]))
     assert scheme.momentum[[0, 64, 194]].tolist() == [8, 16, 4]
     assert taken[[0, 64]].tolist() == [0.5 * 8, 2 * 0.25 * 4]
 

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+// From the mean of what the workers sent to what all subtract.
+
+#include "lamina/local/outer_optimizer.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "catch.hpp"
+#include "support.hpp"
+
+namespace {
+
+using lamina_test::same_bits;
+using lamina_test::throws;
+
+template <class T>
+using tensors = std::vector<std::vector<T>>;
+
+template <class T>
+tensors<T> zeros_of(const lamina::layout& model) {
+  tensors<T> all;
+  for (const std::size_t elements : model.sizes()) all.emplace_back(elements);
+  return all;
+}
+
+const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::payload_type::float16,
+                                         lamina::payload_type::bfloat16, lamina::payload_type::int8,
+                                         lamina::payload_type::int4};
+
+}  // namespace
+
+TEST_CASE("outer optimizer: as its formula says, each sum and product rounded by itself") {
+  std::mt19937 random(12);
+  const lamina::layout model = lamina_test::model_of({9000, 70});
+  for (const bool nesterov : {true, false}) {
+    for (const float mu : {0.0F, 0.9F}) {
+      lamina::outer_optimizer<float> outer(model, {.rate = 0.7F, .momentum = mu, .nesterov = nesterov});
+      tensors<float> m = zeros_of<float>(model);
+      for (int t = 0; t < 3; ++t) {
+        for (std::size_t part = 0; part < 2; ++part) {
+          const auto g = lamina_test::random_fractions<float>(random, model.sizes()[part]);
+          auto d = g;
+          outer(part, 0, std::span(d).first(64));
+          outer(part, 64, std::span(d).subspan(64));
+          for (std::size_t i = 0; i < g.size(); ++i) {
+            const volatile float decayed = mu * m[part][i];
+            m[part][i] = decayed + g[i];
+            const volatile float ahead = mu * m[part][i];
+            const volatile float direction = mu == 0 ? g[i] : nesterov ? g[i] + ahead : m[part][i];
+            REQUIRE(d[i] == 0.7F * direction);
+          }
+        }
+      }
+      CHECK(outer.momentum().size() == (mu == 0 ? 0 : model.elements()));
+      CHECK(outer.rounding().empty());
+    }
+  }
+}
+
+TEST_CASE("outer optimizer: what the payload takes away of d comes with a later one", "[oracle]") {
+  std::mt19937 random(13);
+  const lamina::layout model = lamina_test::model_of({300, 64});
+  for (const auto payload : {lamina::payload_type::int8, lamina::payload_type::bfloat16}) {
+    lamina::outer_optimizer<double> outer(model, {.payload = payload});
+    tensors<double> rest = zeros_of<double>(model);
+    for (int t = 0; t < 6; ++t) {
+      const std::size_t part = static_cast<std::size_t>(t) % 2;
+      auto d = lamina_test::random_integers<double>(random, model.sizes()[part], 1000);
+      for (std::size_t i = 0; i < d.size(); ++i) rest[part][i] += d[i];
+      outer(part, 0, d);
+      for (std::size_t i = 0; i < d.size(); ++i) rest[part][i] -= d[i];
+      for (std::size_t l = 0; l < 2; ++l) {
+        CHECK(std::ranges::equal(rest[l], outer.rounding().subspan(model.offset(l), rest[l].size())));
+      }
+    }
+  }
+}
+
+TEST_CASE("outer optimizer: bad options, elements and checkpoints are refused") {
+  const lamina::layout model = lamina_test::model_of({130});
+  for (const double rate : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")})
+    CHECK(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.rate = rate}); }));
+  for (const double momentum : {-0.1, 1.0, std::nan("")})
+    CHECK(throws<std::invalid_argument>(
+        [&] { lamina::outer_optimizer<float>(model, {.momentum = momentum}); }));
+  // They are used as T: what is in range as a double may not be.
+  for (const double rate : {1e-60, 1e60})
+    CHECK(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.rate = rate}); }));
+  CHECK(
+      throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.momentum = 1 - 1e-9}); }));
+  CHECK(lamina::outer_optimizer<double>(model, {.rate = 1e-60, .momentum = 1 - 1e-9}).momentum().size() ==
+        130);
+  lamina::outer_optimizer<float> outer(model, {.momentum = 0.5});
+  std::vector<float> g(130);
+  CHECK(throws<std::out_of_range>([&] { outer(1, 0, g); }));
+  CHECK(throws<std::out_of_range>([&] { outer(0, 64, g); }));
+  CHECK(throws<std::out_of_range>([&] { outer(0, 192, std::span(g).first(0)); }));
+  CHECK(throws<std::invalid_argument>([&] { outer(0, 1, std::span(g).first(64)); }));
+  CHECK(throws<std::invalid_argument>([&] { outer(0, 0, std::span(g).first(65)); }));
+  outer(0, 128, std::span(g).first(2));
+  std::vector<float> m(130, 1.0F);
+  CHECK(throws<std::invalid_argument>([&] { outer.restore(std::span(m).first(3), {}); }));
+  m[129] = std::numeric_limits<float>::infinity();
+  CHECK(throws<std::invalid_argument>([&] { outer.restore(m, {}); }));
+  CHECK(outer.momentum()[0] == 0);
+}
+
+TEST_CASE("outer optimizer: a mean that is not finite is refused before anything is written") {
+  const lamina::layout model = lamina_test::model_of({5000});
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    for (const auto payload : payloads) {
+      lamina::outer_optimizer<float> outer(model, {.momentum = 0.5, .payload = payload});
+      std::vector<float> g(5000, 1.0F);
+      outer(0, 0, g);
+      const std::vector<float> m(outer.momentum().begin(), outer.momentum().end());
+      const std::vector<float> e(outer.rounding().begin(), outer.rounding().end());
+      std::vector<float> broken(5000, 1.0F);
+      broken[4999] = bad;
+      CHECK(throws<std::domain_error>([&] { outer(0, 0, broken); }));
+      CHECK(broken[0] == 1.0F);
+      CHECK(same_bits(m, std::vector<float>(outer.momentum().begin(), outer.momentum().end())));
+      CHECK(same_bits(e, std::vector<float>(outer.rounding().begin(), outer.rounding().end())));
+    }
+  }
+}
+
+// Two updates of an exploding run, each finite, whose momentum is not: before, m stayed infinite, and a saved state could not be restored.
+TEMPLATE_TEST_CASE("outer optimizer: a mean whose update would overflow is refused, and the next is taken",
+                   "", float, double) {
+  const lamina::layout model = lamina_test::model_of({5000});
+  const TestType most = std::numeric_limits<TestType>::max();
+  for (const auto payload : payloads) {
+    for (const bool nesterov : {true, false}) {
+      lamina::outer_optimizer<TestType> outer(
+          model, {.rate = 0.7, .momentum = 0.9, .nesterov = nesterov, .payload = payload});
+      for (const TestType size : {most / 8, most / 2, most / 2, most, most}) {
+        std::vector<TestType> mean(5000, 1);
+        mean[4999] = size;
+        const std::vector<TestType> m(outer.momentum().begin(), outer.momentum().end());
+        const std::vector<TestType> before = mean;
+        try {
+          outer(0, 0, mean);
+        } catch (const std::domain_error&) {
+          CHECK(same_bits(mean, before));
+          CHECK(std::ranges::equal(outer.momentum(), m));
+        }
+        for (const TestType each : mean) REQUIRE(std::isfinite(each));
+      }
+      if (payload != lamina::payload_type::float16) {  // which cannot say what waits in e
+        std::vector<TestType> mean(5000, TestType(0.001));
+        CHECK_NOTHROW(outer(0, 0, mean));
+        CHECK(std::ranges::all_of(mean, [](TestType each) { return std::isfinite(each); }));
+      }
+      lamina::outer_optimizer<TestType> resumed(model, outer.options());
+      CHECK_NOTHROW(resumed.restore(outer.momentum(), outer.rounding()));
+    }
+  }
+}

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: MIT
+"""Local updates without torch: against an oracle by numpy, and what is refused."""
+
+import numpy as np
+import pytest
+
+import lamina
+
+
+class Workers:
+    """Local updates once more, by numpy and word for word: value times waiting chooses one part after the other as far as they fit."""
+
+    def __init__(self, world, sizes, budget, rate, momentum, waits=True):
+        self.sizes, self.rate, self.momentum, self.waits = sizes, rate, momentum, waits
+        self.share, self.allowance = budget * sum(sizes), 0.0
+        self.x = [np.zeros(size, np.float32) for size in sizes]
+        self.y = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
+        self.m = [np.zeros(size, np.float32) for size in sizes]
+        self.came = [0] * len(sizes)
+
+    def step(self, t):
+        values = [np.mean([np.abs(x - y[l]).mean(dtype=np.float64) for y in self.y]) for l, x in enumerate(self.x)]
+        products = [value * (t - came) if self.waits else value for value, came in zip(values, self.came)]
+        self.allowance = min(self.allowance + self.share, self.share + max(self.sizes))
+        sent, left = [], self.allowance
+        for part in sorted(range(len(self.sizes)), key=lambda l: -products[l]):
+            left -= self.sizes[part]
+            if left < 0 or products[part] == 0:
+                break
+            sent.append(part)
+        self.allowance -= sum(self.sizes[part] for part in sent)
+        for part in sent:
+            local deltas = [self.x[part] - y[part] for y in self.y]
+            mean = np.mean(local deltas, axis=0)
+            self.m[part] = self.momentum * self.m[part] + mean
+            d = self.rate * (mean + self.momentum * self.m[part])
+            self.x[part] = (self.x[part] - d).astype(np.float32)
+            for y, r in zip(self.y, local deltas):
+                y[part] = (y[part] + r - d).astype(np.float32)
+            self.came[part] = t
+        return sorted(sent)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("world", [1, 3])
+def test_local_updates_are_those_of_the_oracle(world, waits):
+    draw = np.random.default_rng(world)
+    sizes = [64, 64, 64, 64, 64, 64, 64, 64]
+    layout = lamina.Layout({str(l): (size,) for l, size in enumerate(sizes)})
+    oracle = Workers(world, sizes, 0.25, 0.7, 0.9, waits)
+    workers = [lamina.LocalDelta(layout, send_budget=0.25, by_score=waits)
+               for _ in range(world)]
+    outers = [lamina.OuterOptimizer(layout, rate=0.7, momentum=0.9) for _ in range(world)]
+    x = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
+    y = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
+    waited = 0
+    for t in range(1, 61):
+        for w in range(world):
+            for l, size in enumerate(sizes):
+                move = (draw.standard_normal(size) * (l + 1)).astype(np.float32)
+                y[w][l] += move
+                oracle.y[w][l] += move
+        for w, worker in enumerate(workers):
+            worker.observe_all(x[w], y[w])
+        agreed = np.mean([np.array(worker.values()) for worker in workers], axis=0)
+        packed = []
+        for w, worker in enumerate(workers):
+            sent = worker.select(agreed)
+            packed.append(np.empty(worker.sent_elements, np.float32))
+            worker.pack(x[w], y[w], packed[w])
+            worker.commit()
+        waited = max([waited, *(t - oracle.came[part] for part in sent)])
+        assert sent == oracle.step(t), t
+        mean = np.mean(packed, axis=0, dtype=np.float32)
+        for w, worker in enumerate(workers):
+            d = mean.copy()
+            outers[w](sent, d)
+            worker.apply(t, d, x[w], y[w])
+            for l in range(len(sizes)):
+                np.testing.assert_array_equal(x[w][l], x[0][l])
+                np.testing.assert_allclose(x[w][l], oracle.x[l], rtol=1e-3, atol=1e-3)
+                # The oracle's own: what rounding makes of it must not add up into another choice.
+                oracle.x[l][:] = x[w][l]
+                oracle.y[w][l][:] = y[w][l]
+    assert waited > 8
+
+
+def drifting(payload="as_is", **options):
+    layout = lamina.Layout({"a": (5000,), "b": (70,)})
+    worker = lamina.LocalDelta(layout, fragment_elements=4096, payload=payload, **options)
+    draw = np.random.default_rng(1)
+    x = [np.zeros(size, np.float32) for size in layout.sizes]
+    y = [draw.standard_normal(size).astype(np.float32) for size in layout.sizes]
+    return worker, x, y
+
+
+@pytest.mark.parametrize("payload", ["as_is", "float16", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("value", ["mean_abs", "root_mean_square", "l2_norm"])
+def test_frames_say_what_is_packed(payload, value):
+    worker, x, y = drifting(payload, drop_ratio=0.3, value=value)
+    worker.observe_all(x, y)
+    difference = np.concatenate(x) - np.concatenate(y)
+    cut = np.split(difference, [4096, 5000])
+    expected = {"mean_abs": [np.abs(part).mean() for part in cut],
+                "root_mean_square": [np.sqrt((part ** 2).mean()) for part in cut],
+                "l2_norm": [np.sqrt((part ** 2).sum()) for part in cut]}[value]
+    assert worker.values().tolist() == pytest.approx(expected, rel=1e-5)
+    sent = worker.select()
+    assert 0 < len(sent) <= 3
+    packed = np.empty(worker.sent_elements, np.float32)
+    worker.pack(x, y, packed)
+    data = worker.encode(x, y)
+    frame = lamina.decode(data, worker.fragments)
+    assert (frame.kind, frame.step, frame.sent) == ("updates", 1, sent)
+    server = lamina.Server(worker.fragments, kind="updates")
+    server.add(data)
+    means = [np.empty(size, np.float32) for size in worker.fragments.sizes]
+    assert server.update(means) == sent
+    np.testing.assert_array_equal(np.concatenate([means[fragment] for fragment in sent]), packed)
+    with pytest.raises(lamina.DecodeError):
+        lamina.Server(worker.fragments).add(data)
+
+
+def test_saved_and_resumed_with_a_step_under_way():
+    worker, x, y = drifting(send_budget=0.9, by_score=True)
+
+    def step(worker, x, y, outer):
+        worker.observe_all(x, y)
+        sent = worker.select()
+        packed = np.empty(worker.sent_elements, np.float32)
+        worker.pack(x, y, packed)
+        worker.commit()
+        outer(sent, packed)
+        return packed
+
+    outer = lamina.OuterOptimizer(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
+    first = step(worker, x, y, outer)
+    again, copies = drifting(send_budget=0.9, by_score=True)[0], ([a.copy() for a in x], [a.copy() for a in y])
+    again.load(worker.save())
+    assert again.steps_under_way == 1
+    resumed = lamina.OuterOptimizer(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
+    resumed.restore(outer.momentum(), outer.rounding())
+    for each, (own_x, own_y), own_outer in ((worker, (x, y), outer), (again, copies, resumed)):
+        for each_y in own_y:
+            each_y += 1
+        each.apply(1, first, own_x, own_y)
+        each.apply(2, step(each, own_x, own_y, own_outer), own_x, own_y)
+    assert x[1].any() and outer.rounding().tolist() == resumed.rounding().tolist()
+    for own, other in zip(x + y, copies[0] + copies[1]):
+        np.testing.assert_array_equal(own, other)
+
+
+def test_one_that_joins_or_loses_a_step_holds_the_same_parts():
+    worker, x, y = drifting(drop_ratio=0)
+    worker.observe_all(x, y)
+    worker.encode(x, y)
+    worker.commit()
+    joining = drifting(drop_ratio=0)[0]
+    joining.join(worker.save())
+    assert joining.step == 1 and joining.steps_under_way == 1
+    joining.observe_all(x, x)
+    assert joining.select() == []
+    joining.abandon()
+    worker.forget(1)
+    before = [each.copy() for each in y]
+    worker.apply(1, np.zeros(5070, np.float32), x, y)
+    np.testing.assert_array_equal(y[0], before[0])  # nothing of it was sent, so nothing comes back
+    worker.observe_all(x, y)
+    worker.select()
+    worker.commit_lost()
+    worker.abandon(2)
+    assert worker.steps_under_way == 0
+
+
+def test_what_does_not_fit_is_named():
+    worker, x, y = drifting()
+    refused = [
+        (ValueError, "value must be one of mean_abs, root_mean_square, l2_norm", lambda: drifting(value="max_abs")),
+        (ValueError, "payload must be one of", lambda: drifting("int5")),
+        (ValueError, "send_budget", lambda: drifting(send_budget=2)),
+        (TypeError, "local: the array of layer 1 'b' must be of float32", lambda: worker.observe_all(x, [y[0], y[1].astype("f8")])),
+        (TypeError, "shared: the array of layer 0 'a' is not contiguous", lambda: worker.observe_all([x[0][::2], x[1]], y)),
+        (ValueError, "2 layers, got 1", lambda: worker.observe_all(x[:1], y)),
+        (RuntimeError, "observe the next one first", lambda: worker.select()),
+        (RuntimeError, "nothing to commit", lambda: worker.commit()),
+        (RuntimeError, "not under way", lambda: worker.forget(3)),
+        (lamina.DecodeError, "saved local delta", lambda: worker.load(b"xxx")),
+        (ValueError, "outer rate", lambda: lamina.OuterOptimizer(worker.fragments, rate=0)),
+        (ValueError, "outer momentum", lambda: lamina.OuterOptimizer(worker.fragments, momentum=1)),
+        (ValueError, "kind must be one of gradients, updates", lambda: lamina.Server(worker.fragments, kind="parameters")),
+    ]
+    for error, message, call in refused:
+        with pytest.raises(error, match=message.replace("(", r"\(")):
+            call()
+    y[1][3] = np.nan
+    with pytest.raises(ValueError, match="'b'.*not finite"):
+        worker.observe_all(x, y)
+    assert worker.step == 0
+    outer = lamina.OuterOptimizer(worker.fragments, momentum=0.5)
+    with pytest.raises(ValueError, match="mean has 3 elements, the parts 70"):
+        outer([2], np.zeros(3, np.float32))
+    with pytest.raises(IndexError):
+        outer([3], np.zeros(3, np.float32))
+    outer([2], np.full(70, 3e38, np.float32) / 2)
+    with pytest.raises(ValueError, match="holds NaN or infinity, or its update would"):
+        outer([2], np.full(70, 3e38, np.float32))
+    with pytest.raises(ValueError, match="the saved outer optimizer has 3 and 0 elements"):
+        outer.restore(np.zeros(3, np.float32), outer.rounding())
