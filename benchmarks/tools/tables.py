@@ -283,9 +283,9 @@ TABLES = {
     "text": lambda: (STUDY, studied(LONG, 2000)),
     "text_short": lambda: (STUDY, studied(SHORT, 300)),
     "images": lambda: (["method", "uplink, %", "downlink, %", "loss", "test top-1, %", "seeds", "settings tried"], images()),
-    "hooks": lambda: (HOOKED, hooks("1Gbs")),
+    "hooks_1gbs": lambda: (HOOKED, hooks("1Gbs")),
     "hooks_loopback": lambda: (HOOKED, (row for row in hooks("loopback") if row[0] not in HOOKS[5:7])),
-    "readme_hooks": lambda: (["", "MB a step and rank", "step, s", "over DDP"], (
+    "hooks": lambda: (["", "MB a step and rank", "seconds", "of DDP's"], (
         [title, *row[1:3], row[4]] for name, title in README.items() for row in hooks("1Gbs") if row[0] == name)),
     "all_reduce": lambda: (["seconds a step", "4 workers, 100 Mb/s", "2, 1 Gb/s", "4, 1 Gb/s", "4, 10 Gb/s", "4, 1 Gb/s: range", "steps"], all_reduces()),
     "server": lambda: (LAB, served(SERVED)),

@@ -16,7 +16,7 @@ import tables  # noqa: E402
 UNITS = {"%": 100, "points": 100, "ms": 1e3, "µs": 1e6, "ns": 1e9, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9, "s": 1, "×": 1, "times": 1, "seconds": 1}
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NUMBER = re.compile(rf"(?<![\w.,/-])[−-]?(?:(?P<count>\d+|{'|'.join(WORDS)})(?= seeds?\b)"
-                    r"|(?P<digits>\d[\d,]*(?:\.\d+)?)(?:\s?(?P<unit>" + "|".join(UNITS) + r")(?!\w))?)(?![\w])(?!\.\d)")
+                    r"|(?P<digits>\d[\d,]*(?:\.\d+)?)(?:\s?(?P<unit>" + "|".join(UNITS) + r")(?!\w| \d))?)(?!\w|\.\d)")
 # What the first of these words in a text says about the first side of `holds`.
 DIRECTIONS = {"<": "less|lower|shorter|fewer|faster|quicker|better|below|nearer|gains|only", ">": "more|higher|longer|slower|worse|above|farther|loses",
               "=": "no difference|no significant|within noise|same|ties"}
@@ -25,7 +25,7 @@ SIGNS = {"below": "<", "above": ">", "level": "="}
 
 
 def prose(text: str) -> str:
-    """A page without code, tables, links' targets and what is generated, in one line for each paragraph."""
+    """The text without code, tables, links' targets and what is generated, a paragraph a line."""
     text = tables.MARKED.sub("", text)
     text = re.sub(r"^(```|~~~).*?^\1", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^\s*\|.*$|^#.*$|<!--.*?-->", "", text, flags=re.MULTILINE)
@@ -37,19 +37,16 @@ def is_measured(found: re.Match) -> bool:
     return bool(found["count"] or found["unit"] or "." in found["digits"])
 
 
-def names_in(expression: str) -> set[str]:
-    return set(re.findall(r"\b([a-z]\w*)\b(?=[.)]|\b)", expression))
-
-
 def problems_of(claim: dict, text: str, rows: dict) -> list[str]:
     where = f"{claim['page']}: {claim['text']!r}"
-    if claim["text"] not in text:
+    said = prose(claim["text"])
+    if said not in text:
         return [f"{where} does not stand there"]
     expressions = [claim["value"]] if isinstance(claim["value"], str) else claim["value"]
     holds = claim.get("holds", "")
-    used = {name: rows[name] for name in names_in(" ".join([*expressions, holds])) & set(rows)}
+    used = {name: rows[name] for name in set(re.findall(r"\w+", " ".join([*expressions, holds]))) & set(rows)}
     scope = {name: eval(row["is"], vars(tables)) for name, row in used.items()}
-    found = [each for each in NUMBER.finditer(claim["text"]) if is_measured(each) and each[0] not in claim.get("settings", [])]
+    found = [each for each in NUMBER.finditer(said) if is_measured(each) and each[0] not in claim.get("settings", [])]
     problems = [f"{where} does not name {row['says']!r}, which its {name} is" for name, row in used.items() if row["says"] not in claim["text"]]
     if len(found) != len(expressions):
         return [*problems, f"{where} has {len(found)} numbers and {len(expressions)} values"]
@@ -63,11 +60,11 @@ def problems_of(claim: dict, text: str, rows: dict) -> list[str]:
             expected = f"{UNITS.get(number['unit'], 1) * value:,.{digits}f}" if "," in written else f"{UNITS.get(number['unit'], 1) * value:.{digits}f}"
         if written != expected:
             problems.append(f"{where}: {number[0]} should be {expected}, by {expression}")
-    way = DIRECTION.search(claim["text"])
+    way = DIRECTION.search(said)
     if holds:
         if not eval(holds, {"abs": abs, "max": max, "min": min}, scope):
             problems.append(f"{where}: {holds} does not hold")
-        if way and SIGNS[way.lastgroup] not in holds.replace("<=", "="):
+        if way and set(re.findall(r"[<>=]", re.sub("[<>]=", "=", holds))) != {SIGNS[way.lastgroup]}:
             problems.append(f"{where}: {way[0]!r} is not the direction of {holds}")
     elif way:
         problems.append(f"{where}: {way[0]!r} compares, and there is no `holds`")
@@ -84,8 +81,8 @@ def check(claims: dict, pages: dict[str, str]) -> list[str]:
         else:
             problems += problems_of(claim, texts[claim["page"]], claims["rows"])
     for page, text in texts.items():
-        for known in [*claims["settings"], *(claim["text"] for claim in claims["claim"] if claim["page"] == page)]:
-            text = text.replace(known, " ¶ ")
+        for known in [*(claim["text"] for claim in claims["claim"] if claim["page"] == page), *claims["settings"]]:
+            text = text.replace(prose(known), " ¶ ")
         problems += [f"{page}: {each[0]!r} is measured, and no claim: …{text[max(0, each.start() - 40):each.end() + 30]}…"
                      for each in NUMBER.finditer(text) if is_measured(each)]
     return problems
