@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks/tools"))
 import tables  # noqa: E402
 
 UNITS = {"%": 100, "points": 100, "ms": 1e3, "µs": 1e6, "ns": 1e9, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9, "s": 1, "×": 1, "times": 1, "seconds": 1}
+MOST = {"README.md": 8}  # numbers of claims; three on other pages
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NUMBER = re.compile(rf"(?<![\w.,/-])[−-]?(?:(?P<count>\d+|{'|'.join(WORDS)})(?= seeds?\b)"
                     r"|(?P<digits>\d[\d,]*(?:\.\d+)?)(?:\s?(?P<unit>" + "|".join(UNITS) + r")(?!\w| \d))?)(?!\w|\.\d)")
@@ -81,6 +82,10 @@ def check(claims: dict, pages: dict[str, str]) -> list[str]:
         else:
             problems += problems_of(claim, texts[claim["page"]], claims["rows"])
     for page, text in texts.items():
+        values = [claim["value"] for claim in claims["claim"] if claim["page"] == page]
+        numbers = sum(1 if isinstance(value, str) else len(value) for value in values)
+        if numbers > MOST.get(page, 3):
+            problems.append(f"{page} has {numbers} measured numbers in its prose: a table has them better")
         for known in [*(claim["text"] for claim in claims["claim"] if claim["page"] == page), *claims["settings"]]:
             text = text.replace(prose(known), " ¶ ")
         problems += [f"{page}: {each[0]!r} is measured, and no claim: …{text[max(0, each.start() - 40):each.end() + 30]}…"
