@@ -4,9 +4,7 @@ task char-gpt is a transformer that foretells letters, cifar a residual network 
 trained again; one that was interrupted goes on from its last snapshot. Without rows: the table of what is there."""
 
 import argparse
-import dataclasses
 import json
-import os
 import pathlib
 import sys
 

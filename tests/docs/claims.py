@@ -7,7 +7,6 @@ import pathlib
 import re
 import sys
 import tomllib
-from types import SimpleNamespace
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks/tools"))
