@@ -13,8 +13,8 @@ import common
 
 WINDOW = 25  # steps that a loss is a mean over: one batch is noise
 
-# The best rates that were tried, on a seed of its own, of the runs that send everything, and of correction with layers chosen ahead:
-# docs/benchmarks/convergence.md.
+# The best rates that were tried, on a seed of its own, of the runs that send everything, and of correction with layers
+# chosen ahead.
 MOMENTUM = ("--learning-rate", "0.05", "--momentum", "0.9")
 CORRECTED = ("--learning-rate", "0.01", "--residual-momentum", "0.9")
 PLAIN = ("--learning-rate", "0.3")

@@ -40,13 +40,16 @@ class Result:
         return 8 * 4 * self.elements * self.row.steps * 2 * self.share() / 1e9
 
 
+def records(directory: pathlib.Path) -> dict[str, dict]:
+    """What the directory has of each row, by its name."""
+    path = directory / "records.jsonl"
+    return {each["row"]: each for each in map(json.loads, path.read_text().splitlines())} if path.exists() else {}
+
+
 def read(directory: pathlib.Path) -> list[Result]:
-    found = []
-    for path in sorted(directory.glob("*.json")):
-        of = json.loads(path.read_text())
-        found.append(Result(parsed(path.stem), of["data"], of["validation_loss"], of["up_share"], of["down_share"],
-                            tuple(of["curve"]), of["elements"], of.get("period_loss"), of.get("test_top1")))
-    return found
+    return [Result(parsed(of["row"]), of["data"], of["validation_loss"], of["up_share"], of["down_share"], tuple(of["curve"]),
+                   of["elements"], of.get("period_loss"), of.get("test_top1"))
+            for _, of in sorted(records(directory).items())]
 
 
 @dataclasses.dataclass(frozen=True)

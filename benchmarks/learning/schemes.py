@@ -162,11 +162,11 @@ class Local:
 
     def bring_together(self, parts, elements, sent, periods):
         """A shift and not an overwrite: what a worker did not send, or has done since, is still in its drift."""
-        taken = self.outer_step(parts, elements, sent.mean(0), periods)
+        taken = self.outer_optimizer(parts, elements, sent.mean(0), periods)
         self.shared[elements] -= taken
         self.replicas.y[:, elements] += sent - taken
 
-    def outer_step(self, parts, elements, mean, periods):
+    def outer_optimizer(self, parts, elements, mean, periods):
         """Nesterov's, on the parts that have come after so many periods; the momentum of all others stands still. Returns what is taken
         off them."""
         periods = torch.from_numpy(np.repeat(np.float32(periods), [self.parts.sizes[part] for part in parts]))

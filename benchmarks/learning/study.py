@@ -4,9 +4,7 @@ task char-gpt is a transformer that foretells letters, cifar a residual network 
 trained again; one that was interrupted goes on from its last snapshot. Without rows: the table of what is there."""
 
 import argparse
-import dataclasses
 import json
-import os
 import pathlib
 import sys
 
@@ -55,12 +53,12 @@ def row(text: str) -> Row:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def is_complete(path: pathlib.Path, said: dict) -> bool:
-    """A result of this very data."""
-    return path.exists() and json.loads(path.read_text())["data"] == said
+def is_complete(directory: pathlib.Path, row: Row, said: dict) -> bool:
+    """Whether there is a result of this very data."""
+    return report.records(directory).get(row.name(), {}).get("data") == said
 
 
-def run(kind, data, row: Row, path: pathlib.Path) -> None:
+def run(kind, data, row: Row, directory: pathlib.Path) -> None:
     """ValueError for a row that cannot be."""
     task = kind(data, row.seed, row.workers)
     scheme = scheme_of(task, row)
@@ -69,7 +67,7 @@ def run(kind, data, row: Row, path: pathlib.Path) -> None:
     torch.set_flush_denormal(True)
     result = training.train(task, scheme, row, snapshot)
     torch.set_flush_denormal(False)  # numpy wonders about it
-    training.write(path, result)
+    training.write(directory, row, result)
     snapshot.unlink(missing_ok=True)
     print(f"  {report.number(result['validation_loss'])}, {report.percent(result['up_share'])} up, "
           f"{report.percent(result['down_share'])} down, {result['seconds']:.0f} s", file=sys.stderr, flush=True)
@@ -85,10 +83,9 @@ def main() -> None:
     directory = given.output / kind.name
     said = kind.data_of(given.data) if given.rows else None
     for each in given.rows:
-        path = directory / f"{each.name()}.json"
-        if not is_complete(path, said):
+        if not is_complete(directory, each, said):
             try:
-                run(kind, given.data, each, path)
+                run(kind, given.data, each, directory)
             except ValueError as error:
                 sys.exit(f"benchmarks/learning/run: {each.name()}: {error}")
     results = report.read(directory)

@@ -3,6 +3,7 @@
 
 import bisect
 import dataclasses
+import fcntl
 import itertools
 import json
 import math
@@ -13,8 +14,9 @@ import time
 
 import torch
 
+import report
 from optimizers import OPTIMIZERS, WEIGHT_DECAY
-from rows import named
+from rows import Row, named
 
 LAST_RATE = 0.1  # of the largest
 POINTS = 10  # of a curve
@@ -147,7 +149,7 @@ def train(task, scheme, row, snapshot: pathlib.Path) -> dict:
             last = now
             save(snapshot, {"scheme": scheme.state(progress.step), "progress": dataclasses.asdict(progress)})
     dense_bytes = 4 * scheme.parameters().numel() * progress.step
-    return {"row": dataclasses.asdict(row), "task": task.name, "data": task.data, "elements": scheme.parameters().numel(),
+    return {"row": row.name(), "task": task.name, "data": task.data, "elements": scheme.parameters().numel(),
             "validation_loss": round(task.validation_loss(scheme.parameters()), 5) if is_finite else None,
             "period_loss": round(statistics.fmean(progress.period), 5) if is_finite else None,
             "workers_mean_loss": round(task.validation_loss(scheme.workers_mean(), every=SOME), 5) if is_finite else None,
@@ -165,11 +167,15 @@ def save(path: pathlib.Path, what) -> None:
     os.replace(partial, path)
 
 
-def write(path: pathlib.Path, result: dict) -> None:
-    """With a line for each point of the curve."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    curve = ",\n".join("  " + json.dumps(point) for point in result["curve"])
-    rest = json.dumps({key: value for key, value in result.items() if key != "curve"}, indent=1)
-    partial = path.with_suffix(".partial")
-    partial.write_text(f'{rest[:-2]},\n "curve": [\n{curve}\n ]\n}}\n')
-    os.replace(partial, path)
+def write(directory: pathlib.Path, row: Row, result: dict) -> None:
+    """Replaces the row's line of records.jsonl, or adds it. Several processes may write to one directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = report.records(directory) | {row.name(): result | {"row": row.name()}}
+        partial = directory / "records.partial"
+        partial.write_text("".join(json.dumps(found[name]) + "\n" for name in sorted(found)))
+        os.replace(partial, directory / "records.jsonl")
+    finally:
+        os.close(lock)

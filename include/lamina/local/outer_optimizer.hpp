@@ -24,7 +24,7 @@
 namespace lamina::inline LAMINA_ABI {
 
 /// What becomes of the mean of the workers' updates. The defaults average, which wants no other learning rate than the workers'
-/// optimizer does. With Adam inside, rate 0.7 and momentum 0.9 are what DiLoCo takes, every 500 steps; docs/learning/tried.md has others.
+/// optimizer does. With Adam inside, rate 0.7 and momentum 0.9 are what DiLoCo takes, every 500 steps; docs/results/learning.md has others.
 struct outer_optimizer_options {
   double rate = 1;       ///< η, finite and above 0, as T, too
   double momentum = 0;   ///< μ in [0, 1), as T, too

@@ -46,7 +46,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         delay: steps between sending and applying, in [0, 64]. What is sent goes to its owners and back beside the computation, half of
             the steps each way: with 1 the way there is waited for, from 2 on nothing is. The values that choose parts are averaged in
             the step itself, whatever the delay.
-        outer_rate, outer_momentum: of the outer optimizer; the default averages. In the study of docs/learning/index.md, with four workers and AdamW,
+        outer_rate, outer_momentum: of the outer optimizer; the default averages. In the study of docs/results/learning.md, with four workers and AdamW,
             0.7 and 0.6 were better than 0.7 and 0.9, and not told from averaging. With SGD with momentum 1 and 0.75, at a quarter of
             the learning rate, were better than averaging; on the toy of docs/pytorch/local-updates.md they were worse.
         payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns a slice of every part, adds up what the others

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The model, the rows, what is written and what is made of it."""
 
-import dataclasses
-import json
 import pathlib
 
 import pytest
@@ -142,7 +140,7 @@ def test_a_run_that_diverges_says_where(tmp_path):
     of.gradients = lambda parameters, step: (torch.tensor([float("nan") if step == 7 else 1.0]), torch.zeros(1, 330))
     result = training.train(of, study.scheme_of(of, row), row, tmp_path / "none")
     assert (result["diverged_at"], result["validation_loss"]) == (7, None)
-    training.write(tmp_path / f"{row.name()}.json", result)
+    training.write(tmp_path, row, result)
     assert "diverged" in "\n".join(report.table(report.read(tmp_path)))
 
 
@@ -188,9 +186,9 @@ def test_the_period_is_that_of_the_last_steps(tmp_path):
 
 def result(directory, text, loss, up=1.0, data=None, **more):
     row = parsed(text)
-    training.write(directory / f"{row.name()}.json",
-                   {"row": dataclasses.asdict(row), "data": data or {}, "elements": 250_000, "validation_loss": loss, "up_share": up, "down_share": up / 2,
-                    **more, "curve": [{"step": step, "validation_loss": loss + 1 / step} for step in (1, 2)]})
+    training.write(directory, row,
+                   {"data": data or {}, "elements": 250_000, "validation_loss": loss, "up_share": up, "down_share": up / 2, **more,
+                    "curve": [{"step": step, "validation_loss": loss + 1 / step} for step in (1, 2)]})
 
 
 def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
@@ -318,8 +316,8 @@ def test_what_is_right_in_the_test_has_a_column(tmp_path):
 def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
     """And another text is another result."""
     trained = []
-    monkeypatch.setattr(study, "run", lambda kind, data, row, path: (trained.append(row), result(path.parent, row.name(), 2.0)))
-    monkeypatch.setattr(study, "is_complete", lambda path, text: path.exists())
+    monkeypatch.setattr(study, "run", lambda kind, data, row, directory: (trained.append(row), result(directory, row.name(), 2.0)))
+    monkeypatch.setattr(study, "is_complete", lambda directory, row, data: row.name() in report.records(directory))
     text = tmp_path / "text"
     text.write_bytes(TEXT)
     words = ["run", "--data", str(text), "--output", str(tmp_path), "--row", "steps=5"]
@@ -330,10 +328,10 @@ def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):
     assert "| dense, fp32 |" in capsys.readouterr().out
     assert (tmp_path / "char-gpt/over_bytes.svg").exists() and (tmp_path / "char-gpt/over_step.svg").exists()
     monkeypatch.undo()
-    path = tmp_path / "one.json"
-    path.write_text(json.dumps({"data": task().data}))
-    of, of_another = CharGpt.data_of(TEXT), CharGpt.data_of(TEXT[1:])
-    assert study.is_complete(path, of) and not study.is_complete(path, of_another) and not study.is_complete(tmp_path / "other", of)
+    row, of, of_another = Row(steps=6), CharGpt.data_of(TEXT), CharGpt.data_of(TEXT[1:])
+    result(tmp_path, row.name(), 1.5, data=task().data)
+    assert study.is_complete(tmp_path, row, of) and not study.is_complete(tmp_path, row, of_another)
+    assert not study.is_complete(tmp_path, Row(steps=7), of) and not study.is_complete(tmp_path / "other", row, of)
 
 
 def test_results_of_several_sets_of_data_are_not_compared(tmp_path, monkeypatch):
