@@ -50,6 +50,18 @@ bool same_state(bytes a, bytes b) {
   return a == b;
 }
 
+constexpr std::size_t flags_offset = offsetof(lamina::detail::state_header, flags);
+constexpr std::byte flag_expected{lamina::detail::state_flag_expected};
+
+// A state may lack the values to expect, which a worker then takes for infinite and saves as such. They come after the ages.
+bytes without_expected(bytes saved, std::size_t fragments) {
+  const auto begin =
+      saved.begin() + static_cast<std::ptrdiff_t>(sizeof(lamina::detail::state_header) + 8 * fragments);
+  saved.erase(begin, begin + static_cast<std::ptrdiff_t>(8 * fragments));
+  saved[flags_offset] &= ~flag_expected;
+  return saved;
+}
+
 // Whether it loads.
 template <class T>
 bool load(worker<T>& into, const bytes& state) {
@@ -61,7 +73,9 @@ bool load(worker<T>& into, const bytes& state) {
     return false;
   }
   const bytes saved = into.save();
-  check(same_state(saved, state), "saving gives what was loaded");
+  const bool has_expected = (state[flags_offset] & flag_expected) != std::byte{0};
+  check(same_state(has_expected ? saved : without_expected(saved, into.fragments().layers()), state),
+        "saving gives what was loaded");
   into.load(saved);
   check(into.save() == saved, "loading what was saved changes nothing");
   return true;

@@ -104,7 +104,7 @@ class Program(unittest.TestCase):
 class Page(unittest.TestCase):
     def test_names_of_errors(self) -> None:
         """Every name that the reader gives stands in the page."""
-        page = (HERE.parents[1] / "docs" / "bounded-loss" / "wire.md").read_text(encoding="utf-8")
+        page = (HERE.parents[1] / "docs" / "bounded-loss-protocol.md").read_text(encoding="utf-8")
         reader = (HERE / "read_packet.py").read_text(encoding="utf-8")
         names = {line.rsplit('"', 2)[1] for line in reader.splitlines() if line.strip().startswith("refuse_if(")}
         self.assertGreater(len(names), 6)
