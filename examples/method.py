@@ -24,7 +24,7 @@ def zeros(sizes):
 def representative_value(a):
     """q_l: the mean of |a_l|, one number for a layer.
 
-    Any order of summation would do for learning. This one gives the same bits on every machine: blocks of 4,096 elements, in each block 64
+    Any order of summation would do for learning. This one is bitwise identical on every machine: blocks of 4,096 elements, in each block 64
     sums of every 64th element, which are folded in half until one is left; the sums of blocks are added in double, in runs of 64.
     """
     totals = []

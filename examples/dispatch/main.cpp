@@ -32,7 +32,7 @@ const char* best_instruction_set() {
   return "baseline";
 }
 
-/// The function of the library that stands beside this program. RTLD_LOCAL: nothing else takes a function out of it. It is
+/// The function of the library that lies next to this program. RTLD_LOCAL: nothing else takes a function out of it. It is
 /// never unloaded, as its workers are in use until the end.
 make_worker_function* load(const std::string& instruction_set) {
   void* const library = dlopen(("dispatch_worker_" + instruction_set + ".so").c_str(), RTLD_NOW | RTLD_LOCAL);

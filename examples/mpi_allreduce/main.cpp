@@ -47,7 +47,7 @@ double compute(const std::vector<float>& weights, std::mt19937& random, std::vec
   return loss;
 }
 
-// The mean over all ranks, the same bits on each of them.
+// The mean over all ranks, bitwise identical on each of them.
 void average(std::span<double> numbers) {
   int ranks = 0;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);

@@ -61,7 +61,7 @@ class parameter_server {
   void serve_asynchronously() {
     for (std::size_t s = 0; s < senders(); ++s) reply(s);
     std::vector<std::uint64_t> done(senders(), 0);
-    std::vector<bool> is_due(senders(), false);  // a reply that --staleness holds back
+    std::vector<bool> is_due(senders(), false);  // a reply that --staleness delays
     for (std::uint64_t applied = 0; applied < of_.with.steps * senders();) {
       const std::size_t s = next_sender();
       take(s);

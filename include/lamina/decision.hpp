@@ -44,7 +44,7 @@ LAMINA_HOST_DEVICE constexpr bool outlasts_its_step(double threshold) {
   return magnitude_bits(threshold) != 0 && is_finite(threshold);
 }
 
-/// Elements that a budget allows in a step: what was left over and this step's share, at most one step's share and the largest layer.
+/// Elements that a budget allows in a step: what remained and this step's share, at most one step's share and the largest layer.
 LAMINA_HOST_DEVICE constexpr double grown_allowance(double allowance, double share,
                                                     std::size_t largest_layer) {
   const double most = share + static_cast<double>(largest_layer);

@@ -34,8 +34,8 @@
 #undef XXH_INLINE_ALL
 #endif
 
-/// What goes over the wire: a frame that is ready to send, and one that has come. codec.hpp makes the one and reads the other;
-/// docs/wire-format.md has every byte.
+/// What goes over the wire: a frame that is ready to send, and one that has come. A layer is in it, or not, by a bit and never by a value.
+/// codec.hpp makes the one and reads the other; docs/wire-format.md has every byte.
 namespace lamina::inline LAMINA_ABI {
 
 namespace detail {
@@ -306,7 +306,7 @@ class frame_view {
     check_layer(layer);
     if (!is_of(arrived.sent().model()) || arrived.sent().is_dropped(layer) != is_dropped(layer)) {
       detail::refuse<std::invalid_argument>("restore: the delivery is not of a frame that has sent layer '",
-                                            (*is_.model)[layer].name, "', or has held it back, as this one");
+                                            (*is_.model)[layer].name, "', or has dropped it, as this one");
     }
     detail::check_chunks("restore", arrived, is_.info.payload);
     const std::span<T> to = checked_output(layer, out);

@@ -24,8 +24,8 @@ enum class frame_kind : std::uint8_t {
 enum class payload_type : std::uint8_t {
   /// The layer's own type; nothing is copied. The paper's choice, and the default.
   as_is = 0,
-  /// Half the bytes. Numbers beyond 65,504 are cut there and the rest follows later; from 2^29 (float) or 2^58 (double) on they are not
-  /// sent, since what is left over could not be written down.
+  /// Half the bytes. Numbers beyond 65,504 are cut there and what remains follows later; from 2^29 (float) or 2^58 (double) on they are not
+  /// sent, since what remains could not be written down.
   float16 = 1,
   /// Half the bytes, the range of float, 8 bits of precision.
   bfloat16 = 2,
@@ -79,8 +79,8 @@ struct worker_options {
   bool by_score = false;
   /// Layers of more elements are decided and sent in fragments of this size: a multiple of 4,096; 0: whole layers.
   std::size_t fragment_elements = 0;
-  /// Momentum correction, in [0, 1): u <- m·u + g, a <- a + u, and u is cleared with what is sent; 0: off, and no memory for u. Of the
-  /// pieces that a gradient comes in, only the first of a step multiplies by m: u <- u + g, a <- a + g for the others. The server then
+  /// Momentum correction, in [0, 1): u <- m·u + g, a <- a + u, and u is cleared with what is sent; 0: off, and no memory for u. Of
+  /// micro-batch gradients only the first of a step multiplies by m: u <- u + g, a <- a + g for the others. The server then
   /// uses plain SGD. Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
   double momentum = 0;
   lamina::non_finite non_finite = lamina::non_finite::refuse;

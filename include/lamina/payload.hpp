@@ -73,7 +73,7 @@ inline std::string name_of(payload_type type) {
   return type == payload_type::int4 ? "int4" : "int8";
 }
 
-// The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is what is left over.
+// The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is what remains.
 inline constexpr int scale_bias = 127;
 inline constexpr int smallest_scale = -120;  // products stay clear of denormals
 inline constexpr int largest_scale = 120;
@@ -113,7 +113,7 @@ enum class rest {
 };
 
 // From here on a number has no digits as fine as those of the payload's largest number, whose multiple of `finest` it is:
-// what is left over after sending that could not be written down. Such a number is not sent at all.
+// what remains after sending that could not be written down. Such a number is not sent at all.
 template <element T>
 constexpr T unsendable_from(double finest) noexcept {
   const double limit = finest * (sizeof(T) == 4 ? 0x1p24 : 0x1p53);

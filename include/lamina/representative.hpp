@@ -59,7 +59,7 @@ concept representative = requires(const F& functor, float x, double total, std::
 template <class V>
 concept simd_register = detail::is_register<V>;
 
-/// For functors: of elements and of whole registers, the same bits. The larger of two is `a` where they are equal, or where one is NaN.
+/// For functors: of elements and of whole registers, bitwise identical. The larger of two is `a` where they are equal, or where one is NaN.
 template <element T>
 LAMINA_HOST_DEVICE T abs(T x) {
   return std::abs(x);
@@ -237,7 +237,7 @@ struct sum_of_squares : sum {
 
 }  // namespace detail
 
-/// Mean of the absolute values; the default. Source: Lee et al. 2020, eq. 2, with absolute values, since a layer that drifts steadily
+/// Mean of the absolute values; the default. Source: Lee et al. 2020, eq. 2, with absolute values, since a layer that grows steadily
 /// negative would never be sent otherwise.
 struct mean_abs : detail::callable_representative<mean_abs>, detail::sum_of_magnitudes {
   LAMINA_HOST_DEVICE static double finish(double total, std::size_t elements) {

@@ -128,7 +128,7 @@ class residual_accumulator {
         const auto has_some = [](std::size_t note, std::size_t) { return note != 0; };
         run(has_some, [&](std::size_t, std::size_t index, const auto& block, auto from) {
           const std::size_t taken = std::exchange(block_notes_[index], std::uint16_t{0});
-          if (!block.is_clear) limits_[index] = block.take_back(from, taken);
+          if (!block.is_clear) limits_[index] = block.undo(from, taken);
         });
         for (std::size_t layer = first; layer < last; ++layer) {
           if (is_clear(layer)) clear(layer);  // its memory is anything again

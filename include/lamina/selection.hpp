@@ -86,7 +86,7 @@ class selection {
     std::fill(bits_.begin(), bits_.end(), std::uint8_t{0});
     sent_layers_ = sent_elements_ = 0;
   }
-  /// Selects `layer`. An empty layer has nothing to send and stays as it is.
+  /// Selects `layer`: nothing is sent yet. An empty layer has nothing to send and stays as it is.
   void send(std::size_t layer) {
     if (is_sent(layer) || model_.sizes()[layer] == 0) return;
     bits_[layer / 8] |= static_cast<std::uint8_t>(1U << (layer % 8));

@@ -92,7 +92,8 @@ class server {
   server& operator=(server&&) noexcept = default;
 
   /// Takes the bytes of a frame of gradients, and owns them. On an error, an errc, the bytes are gone and nothing has changed.
-  /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. Never throws but for memory.
+  /// Synchronous, the frame is one of step(); asynchronous, of a later step than its sender's last. errc::duplicate_frame
+  /// tells the sender that its frame had arrived, and that it may commit. Never throws but for memory.
   // NOLINTNEXTLINE(performance-unnecessary-value-param): it is moved from
   [[nodiscard]] std::error_code add(std::vector<std::byte> bytes) {
     const std::span<const std::byte> all = bytes;

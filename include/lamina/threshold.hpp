@@ -55,7 +55,7 @@ class threshold_search {
 
   /// The same over layers that are given one by one: begin(), add() each that is not empty, then beyond() or within(), once.
   void begin() { entries_.clear(); }
-  /// `value` is not NaN: see detail::ordered_value. Of the two zeros it is +0, so that a threshold has the same bits everywhere.
+  /// `value` is not NaN: see detail::ordered_value. Of the two zeros it is +0, so that a threshold is bitwise identical everywhere.
   void add(double value, std::size_t elements) { entries_.push_back({value == 0 ? 0.0 : value, elements}); }
   /// The value of the layer with which, from the smallest value on, the elements are more than `limit_elements`.
   [[nodiscard]] double beyond(double limit_elements) {

@@ -29,7 +29,7 @@
 #include "lamina/state.hpp"
 #include "lamina/tensor.hpp"
 
-/// A worker and its step: gradients in, a frame out, the rest in the residual. Read residual.hpp and decision.hpp before.
+/// A worker and its step: gradients in, a frame out, and what was not sent in the residual. Read residual.hpp and decision.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 /// The worker's side of layer dropping. Each gradient is added to a residual; the layers whose representative value reaches the
@@ -155,8 +155,10 @@ class worker {
 
 /// One step of a worker. Moves, and does not copy; as long as it is open the worker begins no other. Ends with commit(), or, uncommitted,
 /// with its lifetime: what was added then stays in the residual, and the next step has the same number, so that a receiver which has got a
-/// frame of it after all refuses a second one. After commit() what was selected can be read, and unpack() called, until the next step
-/// begins or is planned. Must not outlive the worker. Layers without a gradient, of which a call needs one, are named by its error.
+/// frame of it after all refuses a second one. A frame whose fate is not known is sent again before the next add(): errc::duplicate_frame
+/// then means that it had arrived, and that the step is to be committed. After commit() what was selected can be read, and unpack() called,
+/// until the next step begins or is planned. Must not outlive the worker. Layers without a gradient, of which a call needs one, are named
+/// by its error.
 template <element T, class Representative>
 class worker<T, Representative>::step {
  public:

@@ -207,7 +207,7 @@ void bind_local(nb::module_& m) {
           [](const delta& self) {
             return self.visit([](const auto& each) { return bytes_of(each.save()); });
           },
-          "Everything that a later step depends on beside shared and local, with a checksum. Between steps "
+          "Everything that a later step depends on besides shared and local, with a checksum. Between steps "
           "alone.")
       .def(
           "load",
@@ -247,7 +247,7 @@ void bind_local(nb::module_& m) {
   nb::class_<outer>(
       m, "OuterOptimizer",
       "From the mean of what the workers sent to what all subtract: averaging, or Nesterov's momentum, over "
-      "float32. The same numbers give the same bits everywhere. See lamina/local/outer_optimizer.hpp.")
+      "float32. Bitwise identical everywhere. See lamina/local/outer_optimizer.hpp.")
       .def(
           "__init__",
           [](outer* self, const lamina::layout& parts, double rate, double momentum, bool nesterov,

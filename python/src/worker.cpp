@@ -294,7 +294,7 @@ void bind_worker(nb::module_& m) {
       "gradient, which gives a Step; "
       "make its frame() for a server, or select() and pack() for an all-reduce; and commit() it when that "
       "has arrived.\n\n"
-      "Gradients are of float32, float16 or bfloat16. Deterministic: the same numbers give the same bits. "
+      "Gradients are of float32, float16 or bfloat16. Deterministic: bitwise identical everywhere. "
       "One thread at a time, or "
       "RuntimeError; the GIL is released while elements are read. On every error the residual is as it was; "
       "after a refused gradient to within rounding.")

@@ -71,7 +71,7 @@ struct lamina::tensor_traits<at::Tensor> {
         return std::span(tensor.data_ptr<float>(), count);
       case at::kDouble:
         return std::span(tensor.data_ptr<double>(), count);
-      // The same bits as c10::Half and c10::BFloat16.
+      // Bitwise identical to c10::Half and c10::BFloat16.
       case at::kHalf:
         return std::span(static_cast<lamina::float16*>(tensor.data_ptr()), count);
       case at::kBFloat16:

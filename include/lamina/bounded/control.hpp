@@ -125,7 +125,7 @@ inline control_header read_control_header(std::span<const std::byte> bytes, cons
   return header;
 }
 
-/// A whole message. Beside the errors of its header: truncated or wrong_length, if the body is not as long as the header says, and
+/// A whole message. Besides the errors of its header: truncated or wrong_length, if the body is not as long as the header says, and
 /// bad_check.
 inline control_message read_control(std::span<const std::byte> bytes, const control_limits& limits,
                                     keyed_check& check, std::error_code& error) noexcept {

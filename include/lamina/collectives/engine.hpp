@@ -27,7 +27,7 @@
 #include "lamina/layout.hpp"
 
 /// \file
-/// The sums of a plan, made beside the computation: what a program uses. Read it after executor.hpp and staging.hpp.
+/// The sums of a plan, overlapped with backward: what a program uses. Read it after executor.hpp and staging.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
 /// Who moves messages on.
@@ -61,7 +61,7 @@ struct engine_totals {
   double collective_seconds = 0;  ///< from begin to end of each: exposed or not
 };
 
-/// The mean gradient of each layer over all ranks, computed beside the backward pass: layers are handed over as their gradients become
+/// The mean gradient of each layer over all ranks, computed during the backward pass: layers are handed over as their gradients become
 /// ready, and the buckets of the plan are summed in its order, one collective at a time.
 ///
 ///     engine.begin_step();                                  // before backward

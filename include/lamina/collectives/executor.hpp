@@ -118,7 +118,7 @@ struct collective {
 /// is there, and goes on to the next. Nothing blocks, and no thread is made. What arrives is compared with what is due before it is added.
 class executor {
  public:
-  /// What messages are read from and written to beside the elements. It must outlive them.
+  /// What messages are read from and written to besides the elements. It must outlive them.
   struct memory {
     std::vector<float> scratch;
     // Of the rounds that are under way together.

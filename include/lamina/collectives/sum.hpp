@@ -28,7 +28,7 @@
 /// beyond the range of float16 become its largest; NaN and infinity stay what they are.
 namespace lamina::inline LAMINA_ABI::collectives {
 
-/// to[i] += from[i]. The same bits at every instruction set, also with -ffast-math.
+/// to[i] += from[i]. Bitwise identical at every instruction set, also with -ffast-math.
 inline void add_to(std::span<float> to, std::span<const float> from) {
   lamina::detail::add_elements(to.data(), from.data(), to.size());
 }

@@ -16,7 +16,7 @@
 #include "lamina/half.hpp"
 
 /// The loops over elements: where their operands come from, what reduces a block of them, and what writes element by element. Written once
-/// over an operand V that is either one element or a SIMD register of them; both give the same bits (see representative.hpp).
+/// over an operand V that is either one element or a SIMD register of them; both are bitwise identical (see representative.hpp).
 namespace lamina::inline LAMINA_ABI::detail {
 
 /// Whether asking ahead pays on the processor that runs this. On Intel's, what the machine prefetches by itself ends at every page
@@ -54,7 +54,7 @@ struct corrected {
 };
 
 /// Sources: at<V>(i) gives the operand that begins at index i, one element or a register of them. `Scaled`: elements of memory of G are
-/// multiplied by a scale, and each product is rounded by itself, so that all machines get the same bits.
+/// multiplied by a scale, and each product is rounded by itself, so that it is bitwise identical on all machines.
 template <class T, class G = T, bool Scaled = false>
 struct read_only {
   static constexpr bool writes = false;
@@ -125,7 +125,7 @@ struct add_to {
     if (Clear) residual[i] = T(0);
   }
   /// The element was put, and is to be as it was before, to within the rounding of both sums.
-  void take_back(std::size_t i) const { residual[i] = residual[i] - gradient.at(i); }
+  void undo(std::size_t i) const { residual[i] = residual[i] - gradient.at(i); }
 };
 
 /// u <- m·u + g, a <- a + u where the velocity decays; u <- u + g, a <- a + g otherwise.
@@ -156,7 +156,7 @@ struct add_with_velocity {
     detail::store(residual + i, both.sum);
   }
   void leave(std::size_t) const {}
-  void take_back(std::size_t i) const {
+  void undo(std::size_t i) const {
     const T before = velocity[i] - gradient.at(i);
     residual[i] = residual[i] - (Decays ? velocity[i] : gradient.at(i));
     velocity[i] = Decays ? without_decay(before) : before;

@@ -190,9 +190,9 @@ struct residual_block {
 
   /// Subtracts the first elements again, of a layer that was not clear; gives the limit then.
   template <class G>
-  T take_back(std::span<const G> gradient, std::size_t taken) const {
+  T undo(std::span<const G> gradient, std::size_t taken) const {
     with_source(gradient, no_limit, [&](const auto& source) {
-      for (std::size_t i = 0; i < taken; ++i) source.take_back(i);
+      for (std::size_t i = 0; i < taken; ++i) source.undo(i);
     });
     return limit();
   }

@@ -222,7 +222,7 @@ class local_delta {
 
   /// Takes what all subtract in one step: x <- x - d for the fragments of the frame, and y <- y + r - d, r being what this worker
   /// sent of the fragment in that step; 0 of what it did not. Every worker applies the frames of all steps, in their order, its own
-  /// failed ones included: then x is the same bits everywhere. A frame that is left out is noticed by who has its step under way;
+  /// failed ones included: then x is bitwise identical everywhere. A frame that is left out is noticed by who has its step under way;
   /// nothing notices it of a step that was abandoned.
   ///
   /// Not between observe_all() and encode(): x and y stay as they were observed, so that it does not matter when an update comes. Throws
@@ -294,8 +294,8 @@ class local_delta {
 
   /// Steps that were committed, also as lost, and whose update is to come.
   [[nodiscard]] std::size_t steps_under_way() const noexcept { return flights_.count(); }
-  /// Everything a later step depends on beside x and y, as bytes with a checksum. Throws std::logic_error while a step waits to be encoded;
-  /// one that was encoded and not committed counts as abandoned.
+  /// Everything a later step depends on besides x and y, as bytes with a checksum. Throws std::logic_error while a step waits to be
+  /// encoded; one that was encoded and not committed counts as abandoned.
   [[nodiscard]] std::vector<std::byte> save() const {
     check_not_open("save");
     return detail::write_flights<T>(fragments(), selector_.remember(step_), step_, flights_);

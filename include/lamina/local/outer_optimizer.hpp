@@ -39,7 +39,7 @@ struct outer_optimizer_options {
 ///     m <- μ·m + G;   d = η·(G + μ·m);   d <- payload(d + e);   e <- what that rounded away
 ///
 /// Parts that are not sent keep m and e as they are. It runs where the mean is: on a server, on the owner of a shard, or on
-/// every worker alike, since the same G gives the same bits of d everywhere; the sums and products are rounded one by one.
+/// every worker alike, since d of the same G is bitwise identical everywhere; the sums and products are rounded one by one.
 ///
 /// Memory: m, if there is a momentum, and e, if the payload rounds; N elements each. Cost: two reads and a write of G, m and e each.
 /// Source: DiLoCo (Douillard et al. 2023), algorithm 1; Nesterov's momentum as in Sutskever et al. 2013.

@@ -39,7 +39,7 @@ def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str
              log_every: int = 0, **options: Any) -> LayerDropping:
     """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
     lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
-    DDP or for an unknown option, ValueError for drop_ratio beside send_budget."""
+    DDP or for an unknown option, ValueError for drop_ratio together with send_budget."""
     if type(ddp).__name__ == "OptimizedModule":  # what torch.compile gives
         ddp = cast(DistributedDataParallel, ddp._orig_mod)
     if not isinstance(ddp, DistributedDataParallel):

@@ -43,11 +43,11 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
 
         optimizer: any, whose parameters are float32 and on one device. Its state never leaves the rank.
-        delay: steps between sending and applying, in [0, 64]. What is sent goes to its owners and back beside the computation, half of
+        delay: steps between sending and applying, in [0, 64]. What is sent goes to its owners and back during the computation, half of
             the steps each way: with 1 the way there is waited for, from 2 on nothing is. The values that choose parts are averaged in
             the step itself, whatever the delay.
         outer_rate, outer_momentum: of the outer optimizer; the default averages. In the study of docs/results/learning.md, with four workers and AdamW,
-            0.7 and 0.6 were better than 0.7 and 0.9, and not told from averaging. With SGD with momentum 1 and 0.75, at a quarter of
+            0.7 and 0.6 were better than 0.7 and 0.9, and not significantly different from averaging. With SGD with momentum 1 and 0.75, at a quarter of
             the learning rate, were better than averaging; on the toy of docs/pytorch/local-updates.md they were worse.
         payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns a slice of every part, adds up what the others
             send of it, in the order of the ranks, and answers all. What rounding takes away of what is sent stays in the local delta, and of
@@ -463,7 +463,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     @contextlib.contextmanager
     def evaluation_parameters(self, module: Optional[torch.nn.Module] = None, *, average: bool = False) -> Iterator[None]:
-        """Within it the parameters are the shared ones, the same bits on all ranks, and after it this rank's own again. Takes a copy of
+        """Within it the parameters are the shared ones, bitwise identical on all ranks, and after it this rank's own again. Takes a copy of
         the parameters. step(), exchange(), finish(), state_dict() and load_state_dict() raise within.
 
         Args:

@@ -34,7 +34,7 @@ class UnderWay:
 class ShardOwners:
     """The server's part in local updates, shared out: rank r of W owns the fragments r, r + W, r + 2 W, ..., and is the server of them.
     What the others sent of them comes to this rank as payload, is summed in the order of the ranks, goes through the outer optimizer, and
-    goes to all as payload; what rounding takes away of that stays here, and comes later. So the update is the same bits on all ranks,
+    goes to all as payload; what rounding takes away of that stays here, and comes later. So the update is bitwise identical on all ranks,
     those that one server would have made, and each rank sends and receives 2 (W - 1) / W of a payload in the mean, whatever W is.
 
     Nothing has happened to the outer optimizer until applied(): what was abandoned can be forgotten. Parts under way are not sent again,
