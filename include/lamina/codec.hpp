@@ -27,7 +27,8 @@
 #include "lamina/selection.hpp"
 #include "lamina/tensor.hpp"
 
-/// The list-[0] codec: a selection and its layers to a frame, and any bytes to a frame or a named error. Read frame.hpp before.
+/// The codec: a selection and its layers to a frame, where a bit stands for each layer that is dropped (the paper's "list [0]"), and any
+/// bytes to a frame or a named error. Read frame.hpp before.
 namespace lamina::inline LAMINA_ABI {
 
 /// What a frame says of itself.
@@ -341,7 +342,8 @@ void require_expected(const frame_view<T>& frame, frame_kind kind, std::uint64_t
 ///
 /// \param bytes       of one frame, aligned as for decode()
 /// \param cut         the model and what its layers are cut into, as in the server: worker::tiles()
-/// \param step, run   what the frame must be of; run 0: of none
+/// \param step        of the reply: the step that the worker computes next, worker::steps() + 1 between steps
+/// \param run         server_options::run; 0: of none
 /// \param parameters  a tensor to write for each layer of the model
 /// \return            the elements that were overwritten
 /// \throws decode_error           the bytes are no such frame

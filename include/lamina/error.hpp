@@ -77,7 +77,7 @@ class LAMINA_VISIBLE error_category final : public std::error_category {
         "checksum mismatch: damaged",
         "frame is of an unknown kind",
         "frame has an unknown payload type",
-        "presence bit set beyond the last layer or for an empty layer",
+        "presence bit set beyond the last layer or for an empty layer, or padding that is not zero: damaged?",
         "payload size does not match the present layers",
         "buffer is not aligned for the element type",
         "frame is of another kind than expected",
@@ -136,8 +136,8 @@ class LAMINA_VISIBLE decode_error : public std::system_error {
   using std::system_error::system_error;
 };
 
-/// Thrown when a gradient holds NaN or infinity, or when adding it would overflow the residual, which is as it was: it is the only copy
-/// of what was not sent yet.
+/// Thrown when a gradient holds NaN or infinity, or when adding it would overflow the residual, which is as it was, to within the rounding
+/// that non_finite::refuse says: it is the only copy of what was not sent yet.
 class LAMINA_VISIBLE non_finite_gradient : public std::domain_error {
  public:
   /// Of which layer of the model, and which of worker::fragments(), the same where layers are whole; its name, and what was found.

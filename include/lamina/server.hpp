@@ -128,7 +128,8 @@ class server {
   ///
   /// Synchronous: G = (1/W) Σ_s a_s over the senders that are there, W the workers behind them, summed in the order of the senders.
   /// Asynchronous: each frame alone, in the order of arrival, G = a_s / W with the W workers of all senders. Called before complete(),
-  /// frames of this step from the other senders are refused from then on; they do not commit, and what they hold comes later.
+  /// frames of this step from the other senders are refused from then on; their workers do not commit() that step but skip_to(step()), and
+  /// what they hold is sent in a later frame.
   template <class Consume, execution Execution = sequential>
   void update(Consume&& consume, const Execution& execution = {}) {
     if (std::ranges::none_of(senders_, &sender::came))
@@ -147,14 +148,15 @@ class server {
   /// Who waits for a reply: after an update, in the synchronous case everybody.
   [[nodiscard]] std::span<const std::size_t> workers() const noexcept { return to_reply_; }
 
-  /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer. Workers
-  /// that have seen the same share one. Points into the parameters, unless options.payload rounds.
+  /// A frame with the layers that were updated since the last reply to `worker` that was committed; the first holds every layer. It is of
+  /// step(worker), the step whose gradients are next: after update() of step t, of t + 1. Workers that have seen the same share one. Points
+  /// into the parameters, unless options.payload rounds.
   ///
   /// `parameters` is a range with a tensor for each layer of the model, the same for all workers and unchanged since the update. Throws
   /// std::invalid_argument for a tensor of another size or type, and for NaN or infinity as int8 or int4.
   template <detail::indexed Parameters>
   [[nodiscard]] server_reply reply(std::size_t worker, const Parameters& parameters) {
-    sender& to = senders_.at(worker);
+    sender& to = known(worker);
     cut_.model().check_count(std::size(parameters), "parameters");
     const std::uint64_t step = this->step(worker);
     const auto is_it = [&](const std::shared_ptr<outgoing>& out) {
@@ -194,13 +196,13 @@ class server {
   /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses; what its next reply does not hold
   /// is to be sent with it, out of the parameters as they are. Stays until a commit.
   [[nodiscard]] std::span<const element_range> pending(std::size_t worker) const {
-    return senders_.at(worker).pending;
+    return known(worker).pending;
   }
 
-  /// The worker was restarted and has nothing: its next reply holds every layer, its frames that are not in an update yet are gone, and
-  /// asynchronous its next frame may be of any step.
+  /// The worker was restarted and has no parameters, be it with a saved residual or without: its next reply holds every layer, its frames
+  /// that are not in an update yet are gone, and asynchronous its next frame may be of any step.
   void forget(std::size_t worker) {
-    sender& of = senders_.at(worker);
+    sender& of = known(worker);
     of.forgotten = ++clock_;  // so that its replies from now on have other clocks
     of.seen = 0;
     of.pending.clear();
@@ -215,7 +217,7 @@ class server {
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   /// The same of one sender: asynchronous, the step after its last.
   [[nodiscard]] std::uint64_t step(std::size_t of_sender) const {
-    const sender& from = senders_.at(of_sender);
+    const sender& from = known(of_sender);
     if (!options_.asynchronous) return step_;
     return from.taken == 0 ? options_.first_step : from.taken + 1;
   }
@@ -390,8 +392,14 @@ class server {
     execution(elements / task_elements + (elements % task_elements != 0), task);
   }
 
+  const sender& known(std::size_t worker) const {
+    if (worker >= senders_.size())
+      detail::refuse<std::out_of_range>("worker ", worker, " is none of the ", senders_.size(), " senders");
+    return senders_[worker];
+  }
+  sender& known(std::size_t worker) { return const_cast<sender&>(std::as_const(*this).known(worker)); }
   sender& replied_to(std::size_t worker, std::uint64_t clock) {
-    sender& to = senders_.at(worker);
+    sender& to = known(worker);
     if (clock == 0 || clock > to.replied)
       detail::refuse<std::invalid_argument>("commit: no reply had the clock ", clock);
     return to;

@@ -61,7 +61,8 @@ class worker {
       : state_(std::make_unique<state>(model, options, std::move(functor))) {}
 
   /// Begins a step with the gradients of all layers, and decides nothing yet. All are added or, where one holds NaN or infinity or would
-  /// overflow the residual, none: the step is then empty and names the layer. non_finite::refuse says what a refusal may leave.
+  /// overflow the residual, none, to within the rounding that non_finite::refuse says: the step is then empty and names the layer. A
+  /// synchronous server goes on without this worker by update(), and the worker by skip_to().
   ///
   /// \param gradients  a range with a tensor for each layer, of T, float16 or bfloat16. An empty std::optional, or a framework's
   ///                   tensor that is not defined, is a layer without a gradient
@@ -127,7 +128,8 @@ class worker {
     state_->load(bytes);
   }
 
-  /// The next step is number `next`: for a worker that a server went on without. Throws std::invalid_argument for one that is over.
+  /// The next step is number `next`: for a worker that a server went on without, after a refused gradient or a late frame. The residual
+  /// stays, and is sent later. Throws std::invalid_argument for one that is over.
   void skip_to(std::uint64_t next) {
     state_->require_closed("skip_to");
     if (next <= state_->number) {
@@ -157,8 +159,8 @@ class worker {
 /// with its lifetime: what was added then stays in the residual, and the next step has the same number, so that a receiver which has got a
 /// frame of it after all refuses a second one. A frame whose fate is not known is sent again before the next add(): errc::duplicate_frame
 /// then means that it had arrived, and that the step is to be committed. After commit() what was selected can be read, and unpack() called,
-/// until the next step begins or is planned. Must not outlive the worker. Layers without a gradient, of which a call needs one, are named
-/// by its error.
+/// until the next step begins or is planned. Must not outlive the worker. A call that needs a gradient which is missing throws, and
+/// names the layer.
 template <element T, class Representative>
 class worker<T, Representative>::step {
  public:
@@ -325,7 +327,7 @@ class worker<T, Representative>::step {
   state& selected(const char* call) const {
     if (!is_latest() || !state_->is_selected) {
       detail::refuse<std::logic_error>(call, ": step ", number_,
-                                       " is not selected, or is over: call select() first");
+                                       " is not selected, or is over: call frame() or select() first");
     }
     return *state_;
   }

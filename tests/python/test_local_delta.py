@@ -30,12 +30,12 @@ class Workers:
             sent.append(part)
         self.allowance -= sum(self.sizes[part] for part in sent)
         for part in sent:
-            local deltas = [self.x[part] - y[part] for y in self.y]
-            mean = np.mean(local deltas, axis=0)
+            deltas = [self.x[part] - y[part] for y in self.y]
+            mean = np.mean(deltas, axis=0)
             self.m[part] = self.momentum * self.m[part] + mean
             d = self.rate * (mean + self.momentum * self.m[part])
             self.x[part] = (self.x[part] - d).astype(np.float32)
-            for y, r in zip(self.y, local deltas):
+            for y, r in zip(self.y, deltas):
                 y[part] = (y[part] + r - d).astype(np.float32)
             self.came[part] = t
         return sorted(sent)
