@@ -147,20 +147,22 @@ class DeviceExchange:
 
     # --- the parameters ---
 
-    def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Puts the parameters into one flat tensor, with those of rank 0."""
+    def adopt(self, parameters: Sequence[torch.Tensor], copied: Sequence[int] = ()) -> None:
+        """Puts the parameters into one flat tensor, with those of rank 0; of the `copied` ones, by number, their values only."""
         self.local = torch.zeros(self._trash + _ROW, dtype=torch.float32, device=self._device)
-        self.hold(parameters)
+        self.hold(parameters, copied)
+        for number in copied:
+            self.layers(self.local)[number].copy_(parameters[number].detach().as_strided((self.layout.sizes[number],), (1,)))
         if self._rank:
             self.local.zero_()
         dist.all_reduce(self.local, group=self._group)
         self.shared = self.local.clone()
 
-    def hold(self, parameters: Sequence[torch.Tensor]) -> None:
+    def hold(self, parameters: Sequence[torch.Tensor], copied: Sequence[int] = ()) -> None:
         """Takes those that lie elsewhere, as after Module.load_state_dict(..., assign=True), into the flat tensor."""
         begin = self.local.data_ptr()
-        for parameter, at, size in zip(parameters, self._layer_begins, self.layout.sizes):
-            if size and parameter.data_ptr() != begin + 4 * at:
+        for number, (parameter, at, size) in enumerate(zip(parameters, self._layer_begins, self.layout.sizes)):
+            if size and number not in copied and parameter.data_ptr() != begin + 4 * at:
                 to = self.local.as_strided(parameter.shape, parameter.stride(), at)
                 to.copy_(parameter.detach())
                 parameter.data = to

@@ -25,7 +25,7 @@ class Bucket:
     buffer: torch.Tensor
     layers: List[int]
     gradients: List[torch.Tensor]
-    future: "torch.futures.Future[torch.Tensor]"
+    future: "Optional[torch.futures.Future[torch.Tensor]]" = None  # DDP waits for it
 
 
 class Past(Protocol):
@@ -62,7 +62,7 @@ def run(state: "LayerDropping", buckets: List[Bucket]) -> None:
 
 
 def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
-    backend, group, world, watch = state.backend, state.process_group, state.world_size, Stopwatch()
+    backend, world, watch = state.backend, state.world_size, Stopwatch()
     backend.take([bucket.buffer for bucket in buckets], places_of(state, buckets))
     sent_bytes = 0
     if backend.looks_first and state.nonfinite != "leave_out":
@@ -98,7 +98,7 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
         packed = backend.pack(world)
     with watch.time("allreduce"):
         if packed.numel():
-            dist.all_reduce(packed, group=group)
+            state.sum(packed)
             sent_bytes += packed.numel() * packed.element_size()
     deliver(state, buckets, packed, sent, scale, sent_bytes, watch, observed.may_overflow, observed.may_be_cut)
 
@@ -118,7 +118,7 @@ def sum_observed(state: "LayerDropping", buckets: List[Bucket], scale: Scale, pa
     waits for the device."""
     own = state.backend.observe(state.world_size, scale)
     sums = torch.cat([own, past.to(own.device)])
-    dist.all_reduce(sums, group=state.process_group)
+    state.sum(sums)
     return Observed(len(state.backend.fragments), len(state.names), *state.backend.fetch(sums, own), sums.numel() * sums.element_size())
 
 
@@ -157,7 +157,7 @@ def refuse_non_finite(state: "LayerDropping", buckets: List[Bucket], watch: Stop
     with watch.time("check"):
         bad = state.backend.first_non_finite()
         flag = torch.tensor([bad is not None], dtype=torch.int32, device=buckets[0].buffer.device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=state.process_group)
+        state.sum(flag)
         any_bad = bool(flag.item())
     if any_bad:
         give_up_step(state, buckets, bad is not None)
