@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -196,7 +196,7 @@ class DeviceExchange:
             norms = torch.segment_reduce(norms, "sum", lengths=self._rows, unsafe=True)
             if self._order == 2:
                 norms.sqrt_()
-        return norms.div_(self._divisors) if self._power else norms
+        return torch.div(norms, self._divisors, out=norms) if self._power else norms
 
     def sum(self, past: torch.Tensor) -> torch.Tensor:
         """The sums over the ranks of the values, of the fingerprints of the values and of when each fragment was sent, of the first number
@@ -386,7 +386,7 @@ class DeviceExchange:
                 fits = _shape_of(given) == _shape_of(own)
             if not fits:
                 raise ValueError(f"'{name}' is missing, or has another size or type")
-            for each in given if isinstance(given, list) else [given]:
+            for each in cast(List[torch.Tensor], given if isinstance(given, list) else [given]):
                 if not bool(torch.isfinite(each).all()):
                     raise ValueError(f"'{name}' is not finite")
         for name in ("step", "applied"):

@@ -22,7 +22,7 @@ def is_dtensor(tensor: torch.Tensor) -> bool:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Without its gradient; of a DTensor what is on this rank, in the same memory."""
-    return tensor.detach().to_local() if is_dtensor(tensor) else tensor.detach()  # type: ignore[operator, unused-ignore]
+    return tensor.detach().to_local() if is_dtensor(tensor) else tensor.detach()  # type: ignore[attr-defined, operator, unused-ignore]
 
 
 def require_replicas(what: str, tensor: Any, group: Optional[dist.ProcessGroup]) -> None:
@@ -101,7 +101,7 @@ def replicate(module: torch.nn.Module, replicate_group: dist.ProcessGroup, *, no
         ValueError: for an option outside its range.
         RuntimeError: for a PyTorch without FSDPModule.set_all_reduce_hook.
     """
-    made = {"options": given_options("replicate", {"fragment_elements": 4096, **options}), "nonfinite": nonfinite, "wire": wire,
+    made: Dict[str, Any] = {"options": given_options("replicate", {"fragment_elements": 4096, **options}), "nonfinite": nonfinite, "wire": wire,
             "backend": backend, "log_every": log_every}
     LayerDropping(**made)  # names what is wrong
     found: List[Any] = [(name, each) for name, each in module.named_modules() if any(

@@ -46,8 +46,8 @@ class LayerDropping:
         nonfinite: what becomes of a batch of which any rank's gradient holds NaN or infinity. "propagate": NaN in all
             gradients on all ranks, as DDP alone, so that GradScaler backs off alike; "skip": zeros; in both no residual changes.
             "leave_out": those elements are left out and counted.
-        wire: how kept elements travel: "float32", or "bfloat16" for half the bytes; also as torch's dtypes. What a rank's own rounding takes away stays in
-            its residual; what the process group rounds when it adds is lost.
+        wire: how kept elements travel: "float32", or "bfloat16" for half the bytes; also as torch's dtypes. What a rank's own rounding takes away
+            stays in its residual; what the process group rounds when it adds is lost.
         backend: "cpu", "torch" (any device), or "auto".
         overlap: whether the fragments of a step are selected at the end of the step before, so that each bucket's all-reduce is
             overlapped with backward. Of a batch that is skipped, what the finite gradients have added stays in the residuals.
@@ -255,7 +255,8 @@ class LayerDropping:
         for name, shape, strides, each in itertools.zip_longest(self.names, self.shapes, self.strides, gradients):
             if name is None or each is None or list(each.shape) != shape or each.numel() and list(each.stride()) != strides:
                 raise ValueError(f"reduce: {len(gradients)} gradients for {len(self.names)} parameters" if name is None or each is None else
-                                 f"reduce: '{name}' has shape {shape} and strides {strides}, its gradient {list(each.shape)} and {list(each.stride())}")
+                                 f"reduce: '{name}' has shape {shape} and strides {strides}, its gradient {list(each.shape)} and "
+                                 f"{list(each.stride())}")
         self._all_reduce, self.world_size = all_reduce, world_size if world_size is not None else self.world_size
         flat = [each.detach().as_strided((each.numel(),), (1,)) for each in gradients]
         with torch.no_grad():
@@ -466,8 +467,10 @@ class LayerDropping:
         return selector.save(step, moved, carried(velocity), expected)
 
     def __repr__(self) -> str:
-        of = f"rank {self.rank} of {self.world_size}, {self.step} steps, {100 * self.totals.ratio:.1f} % of the bytes" if self._is_bound else "no model"
-        return f"LayerDropping({self.options}, {of})"
+        if not self._is_bound:
+            return f"LayerDropping({self.options}, no model)"
+        return (f"LayerDropping({self.options}, rank {self.rank} of {self.world_size}, {self.step} steps, "
+                f"{100 * self.totals.ratio:.1f} % of the bytes)")
 
     def __getstate__(self) -> Dict[str, Any]:
         kept: Dict[str, Any] = {"options": self.options, "nonfinite": self.nonfinite, "wire": self.wire, "backend": self._backend_name,

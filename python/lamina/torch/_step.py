@@ -127,7 +127,8 @@ def clip_factor(state: "LayerDropping", buckets: List[Bucket], scale: Scale) -> 
     if state.max_norm is None:
         return 1.0
     norms = torch.stack([torch.linalg.vector_norm(bucket.buffer, dtype=torch.float64) for bucket in buckets])
-    return (state.max_norm / (torch.linalg.vector_norm(norms) / scale + 1e-6)).clamp(max=1.0)
+    factor: torch.Tensor = state.max_norm / (torch.linalg.vector_norm(norms) / scale + 1e-6)
+    return factor.clamp(max=1.0)
 
 
 def past_of(state: Past, more: Optional[Dict[str, Any]] = None) -> torch.Tensor:
