@@ -14,6 +14,7 @@ torch or whatever else speaks DLPack or the buffer protocol, and needs none of t
 
 import dataclasses
 import operator
+from typing import Literal
 
 from lamina._core import (DecodeError, LocalDelta, Frame, Gradients, Layout, OuterOptimizer, Reply, Selector, Server, Step,
                           Worker, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states, payload_bytes,
@@ -22,6 +23,9 @@ from lamina._core import (DecodeError, LocalDelta, Frame, Gradients, Layout, Out
 __all__ = ["DecodeError", "LocalDelta", "Frame", "Gradients", "Layout", "Options", "OuterOptimizer", "Reply", "Selector", "Server",
            "Step", "Worker", "decode", "decode_payload", "encode_payload", "largest_frame_bytes", "merge_states",
            "payload_bytes", "__version__"]
+
+
+Value = Literal["mean_abs", "l1_norm", "l2_norm", "root_mean_square", "max_abs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Options:
     at_least_every: int = 0
     fragment_elements: int = 0  #: larger layers are cut into fragments of this size, a multiple of 4,096; 0: whole layers
     momentum: float = 0.0  #: momentum correction in the residual, in [0, 1); the optimizer is then plain SGD
-    value: str = "mean_abs"  #: the representative value: mean_abs, l1_norm, l2_norm, root_mean_square or max_abs
+    value: Value = "mean_abs"  #: the representative value
 
     def __post_init__(self) -> None:
         # As Python's own numbers, which checkpoints hold: numpy's scalars do not load with weights_only.

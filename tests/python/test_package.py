@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The sdist and the wheel that tests/python/run has made."""
 
+import dataclasses
 import os
 import pathlib
 import shutil
@@ -98,3 +99,20 @@ def test_a_users_types_are_known(mypy):
                     "value: float = step.values()[0]\nlamina.decode(step.frame(), worker.fragments)\n"
                     "wrong: str = worker.steps\nlamina.Worker(3)\nstep.add(0, [1.0, 2.0, 3.0])\n")
     assert [line.split(":")[1] for line in mypy(user)] == ["10", "11", "12"]
+
+
+def test_a_wrong_option_is_refused(mypy):
+    if torch.__version__ < "2":
+        pytest.skip("PyTorch 1.13 has no types of its own")
+    user = mypy.folder / "options.py"
+    user.write_text("import torch\nfrom torch.nn.parallel import DistributedDataParallel\nimport lamina.torch\n\n\n"
+                    "def given(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:\n"
+                    "    lamina.torch.register(ddp, drop_ratio=0.9, wire=torch.bfloat16)\n"
+                    "    lamina.torch.register(ddp, drop_ration=0.95)\n    lamina.torch.register(ddp, wire='fp8')\n"
+                    "    lamina.torch.LocalUpdates(optimizer, payload='fp8')\n    lamina.torch.LocalUpdates(optimizer, send_budget='high')\n")
+    assert [line.split(":")[1] for line in mypy(user)] == ["8", "9", "10", "11"]
+
+
+def test_the_options_that_types_know_are_all_there_are():
+    from lamina.torch._options import Choice
+    assert list(Choice.__annotations__) == [field.name for field in dataclasses.fields(lamina.Options)]

@@ -8,7 +8,7 @@ and local updates, for any optimizer and without DDP:
     optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), send_budget=0.04, fragment_elements=4096)
 """
 
-from typing import Any, Optional, cast
+from typing import Any, Optional, TYPE_CHECKING, cast
 
 try:
     import torch
@@ -21,11 +21,17 @@ from lamina.torch._checkpoint import per_rank
 from lamina.torch._local import LocalUpdates
 from lamina.torch._merge import merge_states
 from lamina.torch._optimizer import skip_held, warn_of_optimizer
-from lamina.torch._options import given_options
+from lamina.torch._options import Backend, NonFinite, Wire, given_options
 from lamina.torch._report import StepReport, Totals
+from lamina.torch._sharded import Replicated, replicate
 from lamina.torch._state import GradBucket, LayerDropping, refuse_sharded
 
-__all__ = ["LayerDropping", "LocalUpdates", "StepReport", "Totals", "hook", "merge_states", "per_rank", "register", "skip_held"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+    from lamina.torch._options import Choice
+
+__all__ = ["LayerDropping", "LocalUpdates", "Replicated", "StepReport", "Totals", "hook", "merge_states", "per_rank", "register", "replicate",
+           "skip_held"]
 
 
 # DDP looks at these annotations.
@@ -34,12 +40,23 @@ def hook(state: LayerDropping, bucket: GradBucket) -> torch.futures.Future[torch
     return state.take(bucket)
 
 
-def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: str = "propagate",
-             wire: str = "float32", backend: str = "auto", overlap: bool = False, max_norm: Optional[float] = None,
-             log_every: int = 0, **options: Any) -> LayerDropping:
-    """Puts layer dropping under a DDP object, on all ranks, before its first backward. `options` are the fields of
-    lamina.Options; the others are explained at LayerDropping. Errors as LayerDropping and its bind(); TypeError for what is no
-    DDP or for an unknown option, ValueError for drop_ratio together with send_budget."""
+def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: NonFinite = "propagate", wire: Wire = "float32",
+             backend: Backend = "auto", overlap: bool = False, max_norm: Optional[float] = None, log_every: int = 0,
+             **options: "Unpack[Choice]") -> LayerDropping:
+    """Puts layer dropping under a DDP object, on all ranks, before its first backward.
+
+    Args:
+        ddp: DDP, or what torch.compile makes of it.
+        scaler, nonfinite, wire, backend, overlap, max_norm, log_every: as of LayerDropping.
+        options: the fields of lamina.Options, such as drop_ratio.
+
+    Returns:
+        What counts and saves: LayerDropping.
+
+    Raises:
+        TypeError: for what is no DDP, and for an unknown option.
+        ValueError: for an option outside its range, and drop_ratio with send_budget. Others as LayerDropping.bind().
+    """
     if type(ddp).__name__ == "OptimizedModule":  # what torch.compile gives
         ddp = cast(DistributedDataParallel, ddp._orig_mod)
     if not isinstance(ddp, DistributedDataParallel):

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -147,20 +147,22 @@ class DeviceExchange:
 
     # --- the parameters ---
 
-    def adopt(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Puts the parameters into one flat tensor, with those of rank 0."""
+    def adopt(self, parameters: Sequence[torch.Tensor], copied: Sequence[int] = ()) -> None:
+        """Puts the parameters into one flat tensor, with those of rank 0; of the `copied` ones, by number, their values only."""
         self.local = torch.zeros(self._trash + _ROW, dtype=torch.float32, device=self._device)
-        self.hold(parameters)
+        self.hold(parameters, copied)
+        for number in copied:
+            self.layers(self.local)[number].copy_(parameters[number].detach().as_strided((self.layout.sizes[number],), (1,)))
         if self._rank:
             self.local.zero_()
         dist.all_reduce(self.local, group=self._group)
         self.shared = self.local.clone()
 
-    def hold(self, parameters: Sequence[torch.Tensor]) -> None:
+    def hold(self, parameters: Sequence[torch.Tensor], copied: Sequence[int] = ()) -> None:
         """Takes those that lie elsewhere, as after Module.load_state_dict(..., assign=True), into the flat tensor."""
         begin = self.local.data_ptr()
-        for parameter, at, size in zip(parameters, self._layer_begins, self.layout.sizes):
-            if size and parameter.data_ptr() != begin + 4 * at:
+        for number, (parameter, at, size) in enumerate(zip(parameters, self._layer_begins, self.layout.sizes)):
+            if size and number not in copied and parameter.data_ptr() != begin + 4 * at:
                 to = self.local.as_strided(parameter.shape, parameter.stride(), at)
                 to.copy_(parameter.detach())
                 parameter.data = to
@@ -194,7 +196,7 @@ class DeviceExchange:
             norms = torch.segment_reduce(norms, "sum", lengths=self._rows, unsafe=True)
             if self._order == 2:
                 norms.sqrt_()
-        return norms.div_(self._divisors) if self._power else norms
+        return torch.div(norms, self._divisors, out=norms) if self._power else norms
 
     def sum(self, past: torch.Tensor) -> torch.Tensor:
         """The sums over the ranks of the values, of the fingerprints of the values and of when each fragment was sent, of the first number
@@ -384,7 +386,7 @@ class DeviceExchange:
                 fits = _shape_of(given) == _shape_of(own)
             if not fits:
                 raise ValueError(f"'{name}' is missing, or has another size or type")
-            for each in given if isinstance(given, list) else [given]:
+            for each in cast(List[torch.Tensor], given if isinstance(given, list) else [given]):
                 if not bool(torch.isfinite(each).all()):
                     raise ValueError(f"'{name}' is not finite")
         for name in ("step", "applied"):

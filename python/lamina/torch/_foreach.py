@@ -59,3 +59,13 @@ def copy_all(to: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> None:
 def joined(tensors: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     """One behind the other; without any, an empty one like another."""
     return torch.cat(list(tensors)) if tensors else like[:0].clone()
+
+
+def is_gapless(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie without gaps and overlaps, in any order of the dimensions: DDP keeps the order then."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

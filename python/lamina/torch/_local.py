@@ -3,7 +3,7 @@ import collections
 import contextlib
 import copy
 import dataclasses
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, Tuple, cast
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, TYPE_CHECKING, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -13,10 +13,16 @@ import lamina
 from lamina.torch import _report, _step
 from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
 from lamina.torch._exchange import DeviceExchange, Later, Status
-from lamina.torch._options import given_options, warn_of_large_layers
+from lamina.torch._options import Backend, Payload, given_options, warn_of_large_layers
 from lamina.torch._owned import ShardOwners, UnderWay
 from lamina.torch._report import StepReport, Totals
-from lamina.torch._state import _difference, _is_dense, _one_of
+from lamina.torch._own import OwnParameters
+from lamina.torch._sharded import local_of
+from lamina.torch._state import _difference, _one_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+    from lamina.torch._options import Choice
 
 FORMAT = 4  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
@@ -38,8 +44,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     _step_supports_amp_scaling = True  # so that a GradScaler never leaves out a step() in silence: it is told in step()
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, process_group: Optional[dist.ProcessGroup] = None, delay: int = 0,
-                 outer_rate: float = 1.0, outer_momentum: float = 0.0, payload: str = "as_is", by_score: bool = True,
-                 backend: str = "auto", log_every: int = 0, **options: Any) -> None:
+                 outer_rate: float = 1.0, outer_momentum: float = 0.0, payload: Payload = "as_is", by_score: bool = True,
+                 backend: Backend = "auto", log_every: int = 0, **options: "Unpack[Choice]") -> None:
         """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
 
         optimizer: any, whose parameters are float32 and on one device. Its state never leaves the rank.
@@ -74,6 +80,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         if log_every < 0:
             raise ValueError(f"log_every must not be negative, got {log_every}")
         self.optimizer = optimizer
+        torch.optim.Optimizer.__setstate__(self, {})  # what an optimizer has for its hooks
         self.options = given_options("LocalUpdates", options)
         if self.options.momentum != 0:
             raise ValueError("momentum: a local delta has none, the optimizer may")
@@ -85,9 +92,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.names = [f"group {g}, parameter {p}" for g, group in enumerate(optimizer.param_groups)
                       for p in range(len(group["params"]))]
-        self._uses_cpu = self._check_parameters(backend)
-        self.shapes = [list(parameter.shape) for parameter in self._parameters]
-        self.strides = [_strides_of(parameter) for parameter in self._parameters]
+        self._own = OwnParameters(self.names, self._parameters, process_group, _one_of("backend", backend, ("auto", "cpu", "torch")))
+        self._uses_cpu, self.shapes = self._own.uses_cpu, self._own.shapes
         self._layout = lamina.Layout(dict(zip(self.names, self.shapes)))
         kept = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "momentum"}
         self._device: Optional[DeviceExchange] = None  # of the torch backend
@@ -99,7 +105,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         else:
             self.backend = self._device = DeviceExchange(
                 self._layout, self.options, by_score=self._by_score, payload=payload, outer=self._outer_options, delay=delay,
-                group=process_group, device=self._parameters[0].device)
+                group=process_group, device=self._own.device)
         self._parts = self.backend.fragments
         self._sizes = self._parts.sizes
         self.totals = Totals()
@@ -109,55 +115,29 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._evaluates = False
         self._equal_steps = 0  # one after the other, in which all ranks had the same local deltas
         self._agree_on_the_run()
-        if self._device is None:
-            self._shared = self._first_of_all()
-        else:
-            with torch.no_grad():
-                self._device.adopt(self._parameters)
-            self._shared = self._device.layers(self._device.shared)
+        with torch.no_grad():
+            if self._device is None:
+                self._own.lie_here()
+                self._shared = self._first_of_all()
+            else:
+                self._own.lie_in(self._device)
+                self._shared = self._device.layers(self._device.shared)
         if self.rank == 0:
             warn_of_large_layers(self.names, self.shapes, self.options)
 
-    def _check_parameters(self, backend: str) -> bool:
-        """Returns whether C++ does the exchange."""
-        _one_of("backend", backend, ("auto", "cpu", "torch"))
-        devices = [parameter.device for parameter in self._parameters] or [torch.device("cpu")]
-        uses_cpu = backend == "cpu" or (backend == "auto" and devices[0].type == "cpu")
-        for name, parameter in zip(self.names, self._parameters):
-            why = (f"is {parameter.dtype}, LocalUpdates takes float32" if parameter.dtype is not torch.float32
-                   else f"is on {parameter.device}, which backend 'cpu' cannot read" if uses_cpu and parameter.device.type != "cpu"
-                   else f"is on {parameter.device}, and others on {devices[0]}: LocalUpdates takes one device"
-                   if parameter.device != devices[0]
-                   else "is sparse" if parameter.layout is not torch.strided
-                   else "has gaps or overlaps in memory" if not _is_dense(parameter) else None)
-            if why is not None:
-                raise TypeError(f"LocalUpdates: {name} {why}")
-        if not any(parameter.numel() for parameter in self._parameters):
-            raise ValueError("LocalUpdates: the optimizer has no parameters")
-        places = sorted((parameter.data_ptr(), number) for number, parameter in enumerate(self._parameters) if parameter.numel())
-        for (begin, number), (next_begin, other) in zip(places, places[1:]):
-            if begin + 4 * self._parameters[number].numel() > next_begin:
-                first, second = sorted((number, other))
-                raise TypeError(f"LocalUpdates: {self.names[first]} and {self.names[second]} share memory")
-        return uses_cpu
-
-    def _require_as_wrapped(self, what: str) -> None:
-        """A local delta is taken and sent by places in memory: of parameters laid out anew they are those of other elements."""
+    @contextlib.contextmanager
+    def _taken(self, what: str) -> Iterator[None]:
+        """Around whatever reads or writes the rank's own parameters."""
         count = sum(len(group["params"]) for group in self.param_groups)
         if count != len(self._parameters):
             raise RuntimeError(f"{what}: the optimizer has {count} parameters, and had {len(self._parameters)} when it was wrapped; wrap it "
                                "after add_param_group")
-        for name, parameter, shape, strides in zip(self.names, self._parameters, self.shapes, self.strides):
-            for field, was, now in (("shape", tuple(shape), tuple(parameter.shape)), ("strides", strides, _strides_of(parameter))):
-                if now != was:
-                    raise RuntimeError(f"{what}: {name} has {field} {now}, and had {was} when its optimizer was wrapped; change the "
-                                       "memory format before that")
-        if self._device is not None:
-            for name, parameter in zip(self.names, self._parameters):
-                if parameter.device != self._shared[0].device or parameter.dtype is not torch.float32:
-                    raise RuntimeError(f"{what}: {name} is {parameter.dtype} on {parameter.device} now; wrap its optimizer after that")
-            with torch.no_grad():
-                self._device.hold(self._parameters)
+        with torch.no_grad():
+            self._own.take(what)
+            try:
+                yield
+            finally:
+                self._own.give()
 
     def _require_own_parameters(self, what: str) -> None:
         if self._evaluates:
@@ -165,7 +145,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     def _told(self) -> Dict[str, Any]:
         return {"names": self.names, "shapes": self.shapes,
-                **{f"the stride of {name}": strides for name, strides in zip(self.names, self.strides)},
+                **{f"the stride of {name}": strides for name, strides in zip(self.names, self._own.strides)}, "types": self._own.types,
                 "delay": self.delay, "payload": self._payload, "by_score": self._by_score, "backend": "cpu" if self._uses_cpu else "torch",
                 **dataclasses.asdict(self.options), **{f"outer_{name}": value for name, value in self._outer_options.items()}}
 
@@ -177,18 +157,15 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 if theirs[name] != value:
                     raise RuntimeError(f"LocalUpdates: {_difference(name, value, theirs[name], rank)}")
 
-    def _local(self) -> List[torch.Tensor]:
-        """Each parameter as its elements lie in memory."""
-        return [parameter.detach().as_strided((parameter.numel(),), (1,)) for parameter in self._parameters]
-
     def _first_of_all(self) -> List[torch.Tensor]:
-        own = torch.cat(self._local())
+        own = torch.cat(self._own.flat)
         if self.rank != 0:
             own.zero_()
         dist.all_reduce(own, group=self.process_group)
         shared = [each.clone() for each in torch.split(own, self._layout.sizes)]
-        for y, x in zip(self._local(), shared):
+        for y, x in zip(self._own.flat, shared):
             y.copy_(x)
+        self._own.give()
         return shared
 
     # --- a step ------------------------------------------------------------------------------------------------------------
@@ -215,7 +192,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._require_own_parameters("step")
         creates_state = not self.optimizer.state and all(
             float(group.get("lr", 1)) == 0 for group in self.param_groups) and not any(
-                parameter.grad is not None and parameter.grad.any() for parameter in self._parameters)
+                parameter.grad is not None and local_of(parameter.grad).any() for parameter in self._parameters)
         loss = self.optimizer.step() if closure is None else self.optimizer.step(closure)
         if not creates_state:
             self.exchange()
@@ -231,7 +208,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     @property
     def join_device(self) -> torch.device:
-        return self._parameters[0].device
+        return self._own.device
 
     @property
     def join_process_group(self) -> Any:
@@ -253,11 +230,10 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     def _exchange(self) -> None:
         self._require_own_parameters("exchange")
-        self._require_as_wrapped("exchange")
-        if self._device is not None:
-            self._exchange_on_device(self._device)
-            return
-        with torch.no_grad():
+        with self._taken("exchange"):
+            if self._device is not None:
+                self._exchange_on_device(self._device)
+                return
             with self._or_abandoned():
                 self._arrive(self.backend.step + 1 - self.delay)
                 sent_bytes, refused = self._agree()
@@ -272,9 +248,9 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     def _exchange_on_device(self, device: DeviceExchange) -> None:
         self._raise_what_was_found()
-        with torch.no_grad(), self._or_abandoned():
+        with self._or_abandoned():
             self._found = device.exchange(_step.past_of(self, self._alike("exchange")))
-        sent_bytes, dense_bytes = device.wire_bytes(), 4 * self._parts.elements
+        sent_bytes, dense_bytes = device.wire_bytes(), self._own.dense_bytes
         self.totals = dataclasses.replace(self.totals, steps=self.totals.steps + 1, sent_bytes=self.totals.sent_bytes + sent_bytes,
                                           dense_bytes=self.totals.dense_bytes + dense_bytes)
         if self.log_every and device.step % self.log_every == 0:
@@ -304,7 +280,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             return self._report
         fragments, elements, threshold = self._device.last_sent()
         return StepReport(self._device.step, False, threshold, len(self._sizes), fragments, self._parts.elements, elements,
-                          4 * self._parts.elements, self._device.wire_bytes(), 0, {})
+                          self._own.dense_bytes, self._device.wire_bytes(), 0, {})
 
     @last.setter
     def last(self, report: Optional[StepReport]) -> None:
@@ -319,9 +295,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             ValueError, RuntimeError: as exchange(), for parameters that are not finite; the updates are applied, and no more.
         """
         self._require_own_parameters("finish")
-        self._require_as_wrapped("finish")
         self._raise_what_was_found()
-        with torch.no_grad(), self._or_abandoned():
+        with self._taken("finish"), self._or_abandoned():
             self._meet("finish")
             if self._device is not None:
                 self._device.finish()
@@ -329,7 +304,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             else:
                 self._hand_on(self.backend.step)
                 self._arrive(self.backend.step)
-                for own, shared, average in zip(self._local(), self._shared, self._average()):
+                for own, shared, average in zip(self._own.flat, self._shared, self._average()):
                     own.copy_(average)
                     shared.copy_(average)
                 self._owned.rounding.zero_()
@@ -338,7 +313,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _average(self) -> List[torch.Tensor]:
         """The shared parameters once all local deltas, and what rounding has left with the shard owners, are averaged into them: the same
         bits on all ranks."""
-        deltas = torch.cat([shared - own for shared, own in zip(self._shared, self._local())])
+        deltas = torch.cat([shared - own for shared, own in zip(self._shared, self._own.flat)])
         self._owned.add_rounding(deltas)
         dist.all_reduce(deltas, group=self.process_group)
         if not torch.isfinite(deltas).all():
@@ -353,7 +328,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         return average
 
     def _first_not_finite(self) -> Optional[ValueError]:
-        bad = [name for name, own in zip(self.names, self._local()) if not torch.isfinite(own).all()]
+        self._own.are_lost = True
+        bad = [name for name, own in zip(self.names, self._own.flat) if not torch.isfinite(own).all()]
         return ValueError(f"{bad[0]} is not finite") if bad else None
 
     @contextlib.contextmanager
@@ -369,7 +345,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     def _agree(self) -> Tuple[int, Optional[Exception]]:
         """The bytes that it took, and why the step cannot be: a rank's parameters are not finite."""
-        core, shared, local, problem = self.backend, self._shared, self._local(), None
+        core, shared, local, problem = self.backend, self._shared, self._own.flat, None
         try:
             core.observe_all(shared, local)
         except ValueError as error:
@@ -430,7 +406,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _send(self) -> int:
         core = self.backend
         packed = torch.empty(core.sent_elements, dtype=torch.float32)
-        core.pack(self._shared, self._local(), packed)
+        core.pack(self._shared, self._own.flat, packed)
         going, sent_bytes = self._owned.send(core.step, core.sent, packed)
         core.commit()
         self._under_way.append(going)
@@ -447,7 +423,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         """Applies the updates of the steps up to `last`, in their order. They are on their way, so no other rank need begin anything."""
         while self._under_way and self._under_way[0].step <= last:
             first = self._under_way[0]
-            self.backend.apply(first.step, self._owned.update_of(first), self._shared, self._local())
+            self.backend.apply(first.step, self._owned.update_of(first), self._shared, self._own.flat)
             self._owned.applied(first)
             self._under_way.popleft()
             self._applied = first.step
@@ -455,7 +431,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _finish(self, sent_bytes: int) -> None:
         core = self.backend
         self.last = StepReport(core.step, False, core.threshold, len(self._sizes), len(core.sent), self._parts.elements,
-                               core.sent_elements, 4 * self._parts.elements, sent_bytes, 0, {})
+                               core.sent_elements, self._own.dense_bytes, sent_bytes, 0, {})
         self.totals = self.totals.and_of(self.last)
         _report.log(self.last, self.log_every)
 
@@ -477,13 +453,12 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         """
         if self._evaluates:
             raise RuntimeError("evaluation_parameters: it was entered already")
-        self._require_as_wrapped("evaluation_parameters")
         buffers = [] if module is None else [each for each in module.buffers() if each.is_floating_point()]
-        with torch.no_grad():
+        with self._taken("evaluation_parameters"):
             if buffers or average:
                 self._meet("evaluation_parameters")
             if self._device is None:
-                local, shared = self._local(), self._average() if average else self._shared
+                local, shared = self._own.flat, self._average() if average else self._shared
             else:
                 local, shared = [self._device.local], [self._average_on_device(self._device) if average else self._device.shared]
             means = self._mean_buffers(buffers)
@@ -491,13 +466,17 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         own = [each.clone() for each in tensors]
         self._evaluates = True
         try:
-            for to, each in zip(tensors, shared + means):
-                to.copy_(each)
+            self._set(tensors, shared + means)
             yield
         finally:
-            for to, each in zip(tensors, own):
-                to.copy_(each)
+            self._set(tensors, own)
             self._evaluates = False
+
+    def _set(self, tensors: List[torch.Tensor], to: List[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for each, other in zip(tensors, to):
+                each.copy_(other)
+            self._own.give()
 
     def shared_state_dict(self, module: torch.nn.Module, *, average: bool = False) -> Dict[str, Any]:
         """The model to keep: copies of what module.state_dict() gives within evaluation_parameters(module). Whereas module.state_dict()
@@ -561,7 +540,10 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 fails: it is in the local delta again then, and the next state_dict() works.
         """
         self._require_own_parameters("state_dict")
-        self._require_as_wrapped("state_dict")
+        for hook in getattr(self, "_optimizer_state_dict_pre_hooks", {}).values():
+            hook(self)
+        with self._taken("state_dict"):
+            pass
         if self.world_size > 1:
             warn_of_saver("LocalUpdates")
         if self._device is not None:
@@ -577,7 +559,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             "totals": dataclasses.asdict(self.totals),
             "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8),
             "momentum": self._owned.momentum.clone(), "rounding": self._owned.rounding.clone(),
-            "shared": [each.clone() for each in self._shared], "local": [each.clone() for each in self._local()],
+            "shared": [each.clone() for each in self._shared], "local": [each.clone() for each in self._own.flat],
             "under_way": under_way}
         return self._with_checksum(own)
 
@@ -592,6 +574,9 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _with_checksum(self, own: Dict[str, Any]) -> Dict[str, Any]:
         state = {**self.optimizer.state_dict(), "local_updates": own}
         own["checksum"] = checksum_of(self.rank, state)
+        for hook in getattr(self, "_optimizer_state_dict_post_hooks", {}).values():
+            changed = hook(self, state)
+            state = state if changed is None else changed
         return state
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
@@ -606,8 +591,17 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 options, and for one that is damaged.
             RuntimeError: as state_dict().
         """
+        for hook in getattr(self, "_optimizer_load_state_dict_pre_hooks", {}).values():
+            changed = hook(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        self._load(state_dict)
+        for hook in getattr(self, "_optimizer_load_state_dict_post_hooks", {}).values():
+            hook(self)
+
+    def _load(self, state_dict: Dict[str, Any]) -> None:
         self._require_own_parameters("load_state_dict")
-        self._require_as_wrapped("load_state_dict")
+        with self._taken("load_state_dict"):
+            pass
         saved = state_dict.get("local_updates") if isinstance(state_dict, dict) else None
         if saved is None:
             raise ValueError("load_state_dict: there is no 'local_updates' in the state: it was saved by the wrapped optimizer, or by "
@@ -641,11 +635,13 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self.totals, self.last, self._found = totals, None, None
         if self._device is not None:
             self._device.load(saved)
+            self._own.give()
             return
         self.backend.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
-        for to, each in zip([self._owned.momentum, self._owned.rounding, *self._shared, *self._local()],
+        for to, each in zip([self._owned.momentum, self._owned.rounding, *self._shared, *self._own.flat],
                             [momentum, rounding, *saved["shared"], *saved["local"]]):
             to.copy_(each)
+        self._own.give()
         self._under_way = under_way
         self._applied, self.last_choice = saved["applied"], saved["last_choice"]
 
@@ -740,11 +736,6 @@ _KEPT = ("answer", "momentum", "rounding", "update")  # of what is under way
 
 def _cloned(tensor: Optional[torch.Tensor]) -> Any:
     return None if tensor is None else tensor.clone()
-
-
-def _strides_of(parameter: torch.Tensor) -> Tuple[int, ...]:
-    """Those that matter: where there is one element at most a dimension may have any."""
-    return tuple(stride if size > 1 else 1 for stride, size in zip(parameter.stride(), parameter.shape))
 
 
 def _require(is_so: bool, otherwise: str) -> None:

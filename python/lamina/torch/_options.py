@@ -1,21 +1,42 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
 import math
-from typing import Any, Dict, Sequence
+from typing import Any, Literal, Mapping, Optional, Sequence, TypedDict, Union
+
+import torch
 
 import lamina
 from lamina.torch._report import logger
+
+NonFinite = Literal["propagate", "skip", "leave_out"]
+Wire = Union[Literal["float32", "bfloat16"], torch.dtype]
+Backend = Literal["auto", "cpu", "torch"]
+Payload = Literal["as_is", "float16", "bfloat16", "int8", "int4"]
+
+
+class Choice(TypedDict, total=False):
+    """The fields of lamina.Options, which explains them: how fragments are selected."""
+
+    drop_ratio: float
+    warm_up_steps: int
+    search_every: int
+    send_budget: Optional[float]
+    at_least_every: int
+    fragment_elements: int
+    momentum: float
+    value: lamina.Value
+
 
 _SMALLEST_PART, _USUAL_PART = 4096, 65536
 _COARSE = 4  # a layer of so many times the share to send is told of: it sets what a step sends, and not the ratio
 
 
-def given_options(caller: str, given: Dict[str, Any]) -> lamina.Options:
+def given_options(caller: str, given: Mapping[str, Any]) -> lamina.Options:
     """The options that a caller was given by name. TypeError for a name that is none, ValueError for two that exclude each other."""
     known = [field.name for field in dataclasses.fields(lamina.Options)]
     for name in given:
         if name not in known:
-            raise TypeError(f"{caller} has no option {name!r}; how layers are chosen say {', '.join(known)}")
+            raise TypeError(f"{caller} has no option {name!r}; how layers are chosen say {', '.join(known)}, and help({caller}) has the others")
     if "drop_ratio" in given and given.get("send_budget") is not None:
         raise ValueError(f"{caller}: send_budget stands in place of drop_ratio; give one of them")
     return lamina.Options(**given)

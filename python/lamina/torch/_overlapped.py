@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 import contextlib
-from typing import Any, Dict, List, Tuple, TYPE_CHECKING
+from typing import Any, Dict, List, Tuple, TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ class OverlappedStep:
             where += elements
         # Ranks that have parted would start all-reduces of different sizes; they notice before the first.
         state.last_choice = _step.choice_of(state.backend.sent_bitmap)
-        self._apart = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._apart: Any = cast(Any, torch.cuda).Stream(device) if device.type == "cuda" else None
         with self._on_own_stream():
             self._past = self._start(_step.past_of(state).to(device))
         self._is_checked = False

@@ -50,7 +50,7 @@ class Payload:
         a_block = BLOCK if self._name == "int8" else BLOCK // 2
         count = given.shape[-1] // (1 + a_block)
         scales, integers = _power_of_two(given[..., :count].to(torch.int32)), given[..., count:].view(torch.int8)
-        integers = integers.unflatten(-1, (count, a_block))
+        integers = integers.view(*integers.shape[:-1], count, a_block)
         if self._name == "int4":
             second = (integers + 8) >> 4
             integers = torch.stack([torch.sub(integers, second, alpha=16), second], -2).flatten(-2)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, TYPE_CHECKING, cast
+import itertools
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,8 @@ from lamina.torch import _overlapped, _report, _step
 from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
 from lamina.torch._cpu import CpuBackend
 from lamina.torch._device import TorchBackend
-from lamina.torch._options import warn_of_large_layers
+from lamina.torch._foreach import is_gapless
+from lamina.torch._options import Backend, NonFinite, Wire, warn_of_large_layers
 from lamina.torch._report import StepReport, Totals, logger
 
 if TYPE_CHECKING:  # torch.distributed does not tell type checkers that it has it
@@ -21,8 +23,8 @@ else:
 
 FORMAT = 2  # of state_dict()
 
-_FSDP_REFUSED = ("lamina.torch drops layers of replicated gradients: FSDP shards them, and a residual of the whole model on each "
-                 "rank would undo what FSDP saves. Use DistributedDataParallel.")
+_FSDP_REFUSED = ("this takes a model that DistributedDataParallel replicates, and its parameters are sharded by FSDP. Between the replicas of "
+                 "one that fully_shard has sharded, take lamina.torch.replicate")
 
 
 def _one_of(what: str, value: str, known: Sequence[str]) -> str:
@@ -31,21 +33,11 @@ def _one_of(what: str, value: str, known: Sequence[str]) -> str:
     return value
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements lie without gaps and overlaps, in any order of the dimensions: DDP keeps the order then."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape) if size != 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
 class LayerDropping:
     """The state of the hook on one rank: residual, options, what happened. One for each DDP object."""
 
     def __init__(self, options: Optional[lamina.Options] = None, *, process_group: Optional[dist.ProcessGroup] = None,
-                 scaler: Any = None, nonfinite: str = "propagate", wire: str = "float32", backend: str = "auto",
+                 scaler: Any = None, nonfinite: NonFinite = "propagate", wire: Wire = "float32", backend: Backend = "auto",
                  overlap: bool = False, max_norm: Optional[float] = None, log_every: int = 0) -> None:
         """
         options: how layers are chosen.
@@ -54,8 +46,8 @@ class LayerDropping:
         nonfinite: what becomes of a batch of which any rank's gradient holds NaN or infinity. "propagate": NaN in all
             gradients on all ranks, as DDP alone, so that GradScaler backs off alike; "skip": zeros; in both no residual changes.
             "leave_out": those elements are left out and counted.
-        wire: how kept elements travel: "float32", or "bfloat16" for half the bytes. What a rank's own rounding takes away stays in
-            its residual; what the process group rounds when it adds is lost.
+        wire: how kept elements travel: "float32", or "bfloat16" for half the bytes; also as torch's dtypes. What a rank's own rounding takes away
+            stays in its residual; what the process group rounds when it adds is lost.
         backend: "cpu", "torch" (any device), or "auto".
         overlap: whether the fragments of a step are selected at the end of the step before, so that each bucket's all-reduce is
             overlapped with backward. Of a batch that is skipped, what the finite gradients have added stays in the residuals.
@@ -68,7 +60,7 @@ class LayerDropping:
         """
         self.options = options if options is not None else lamina.Options()
         self.nonfinite = _one_of("nonfinite", nonfinite, ("propagate", "skip", "leave_out"))
-        self.wire = _one_of("wire", wire, ("float32", "bfloat16"))
+        self.wire = _one_of("wire", str(wire).replace("torch.", ""), ("float32", "bfloat16"))
         self._backend_name = _one_of("backend", backend, ("auto", "cpu", "torch"))
         if log_every < 0:
             raise ValueError(f"log_every must not be negative, got {log_every}")
@@ -94,6 +86,7 @@ class LayerDropping:
         self._overlapped: Optional[_overlapped.OverlappedStep] = None  # between the first bucket and the last
         self._left: List[Any] = []  # allreduces of a step that was given up
         self._sent: List[int] = []
+        self._all_reduce: Optional[Callable[[torch.Tensor], Any]] = None  # of the caller of reduce()
         self._is_bound = False
         self._pending: Optional[Dict[str, Any]] = None  # an unpickled state's memory, until bind()
 
@@ -148,7 +141,7 @@ class LayerDropping:
         self._parameters = [parameter for _, parameter in named]
         self._layer_of = {id(parameter): layer for layer, parameter in enumerate(self._parameters)}
         self.shapes = [list(parameter.shape) for parameter in self._parameters]
-        self.strides = [list(parameter.stride() if _is_dense(parameter) else torch.empty(parameter.shape).stride())
+        self.strides = [list(parameter.stride() if is_gapless(parameter) else torch.empty(parameter.shape).stride())
                         for parameter in self._parameters]
         self.world_size = dist.get_world_size(self.process_group)
         self.rank = dist.get_rank(self.process_group)
@@ -235,8 +228,48 @@ class LayerDropping:
             else:
                 _step.run(self, buckets)
             for each in buckets:
+                assert each.future is not None
                 each.future.set_result(each.buffer)
         return future
+
+    def reduce(self, gradients: Sequence[torch.Tensor], *, all_reduce: Optional[Callable[[torch.Tensor], Any]] = None,
+               world_size: Optional[int] = None) -> StepReport:
+        """One step without DDP: turns a gradient of each parameter that was bound, in place, into the mean of what was sent.
+
+        Args:
+            gradients: in the order of `names`, with the parameters' shapes and strides.
+            all_reduce: sums a tensor, in place, over the ranks, and is done when it returns; the process group's if None. For torchft:
+                `lambda each: manager.allreduce(each, reduce_op=ReduceOp.SUM).wait()`.
+            world_size: the ranks whose sum that is, if they are others than those of the process group.
+
+        Returns:
+            What the step has sent; the same as `last`.
+
+        Raises:
+            ValueError: naming the parameter whose gradient is missing or lies in memory otherwise than it.
+            RuntimeError: with overlap, which needs DDP, and if the ranks have parted.
+        """
+        self._require_bound("reduce")
+        if self.overlap:
+            raise RuntimeError("reduce: overlap=True needs DDP, whose buckets come one by one")
+        for name, shape, strides, each in itertools.zip_longest(self.names, self.shapes, self.strides, gradients):
+            if name is None or each is None or list(each.shape) != shape or each.numel() and list(each.stride()) != strides:
+                raise ValueError(f"reduce: {len(gradients)} gradients for {len(self.names)} parameters" if name is None or each is None else
+                                 f"reduce: '{name}' has shape {shape} and strides {strides}, its gradient {list(each.shape)} and "
+                                 f"{list(each.stride())}")
+        self._all_reduce, self.world_size = all_reduce, world_size if world_size is not None else self.world_size
+        flat = [each.detach().as_strided((each.numel(),), (1,)) for each in gradients]
+        with torch.no_grad():
+            _step.run(self, [_step.Bucket(each, [layer], [each]) for layer, each in enumerate(flat)])
+        assert self.last is not None
+        return self.last
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Over the ranks, in place."""
+        if self._all_reduce is not None:
+            self._all_reduce(tensor)
+        else:
+            dist.all_reduce(tensor, group=self.process_group)
 
     def _start_allreduce(self, bucket: _step.Bucket, bucket_index: int) -> None:
         try:
@@ -433,8 +466,14 @@ class LayerDropping:
         expected = torch.full((len(selector.fragments),), torch.inf, dtype=torch.float64)
         return selector.save(step, moved, carried(velocity), expected)
 
+    def __repr__(self) -> str:
+        if not self._is_bound:
+            return f"LayerDropping({self.options}, no model)"
+        return (f"LayerDropping({self.options}, rank {self.rank} of {self.world_size}, {self.step} steps, "
+                f"{100 * self.totals.ratio:.1f} % of the bytes)")
+
     def __getstate__(self) -> Dict[str, Any]:
-        kept = {"options": self.options, "nonfinite": self.nonfinite, "wire": self.wire, "backend": self._backend_name,
+        kept: Dict[str, Any] = {"options": self.options, "nonfinite": self.nonfinite, "wire": self.wire, "backend": self._backend_name,
                 "overlap": self.overlap, "max_norm": self.max_norm, "log_every": self.log_every}
         had = [name for name, value in (("scaler", self._scaler), ("process_group", self._given_group)) if value is not None]
         return {"arguments": kept, "had": had + self._had, "state": self.state_dict() if self._is_bound else self._pending}

@@ -25,7 +25,7 @@ class Bucket:
     buffer: torch.Tensor
     layers: List[int]
     gradients: List[torch.Tensor]
-    future: "torch.futures.Future[torch.Tensor]"
+    future: "Optional[torch.futures.Future[torch.Tensor]]" = None  # DDP waits for it
 
 
 class Past(Protocol):
@@ -62,7 +62,7 @@ def run(state: "LayerDropping", buckets: List[Bucket]) -> None:
 
 
 def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
-    backend, group, world, watch = state.backend, state.process_group, state.world_size, Stopwatch()
+    backend, world, watch = state.backend, state.world_size, Stopwatch()
     backend.take([bucket.buffer for bucket in buckets], places_of(state, buckets))
     sent_bytes = 0
     if backend.looks_first and state.nonfinite != "leave_out":
@@ -98,7 +98,7 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
         packed = backend.pack(world)
     with watch.time("allreduce"):
         if packed.numel():
-            dist.all_reduce(packed, group=group)
+            state.sum(packed)
             sent_bytes += packed.numel() * packed.element_size()
     deliver(state, buckets, packed, sent, scale, sent_bytes, watch, observed.may_overflow, observed.may_be_cut)
 
@@ -118,7 +118,7 @@ def sum_observed(state: "LayerDropping", buckets: List[Bucket], scale: Scale, pa
     waits for the device."""
     own = state.backend.observe(state.world_size, scale)
     sums = torch.cat([own, past.to(own.device)])
-    dist.all_reduce(sums, group=state.process_group)
+    state.sum(sums)
     return Observed(len(state.backend.fragments), len(state.names), *state.backend.fetch(sums, own), sums.numel() * sums.element_size())
 
 
@@ -127,7 +127,8 @@ def clip_factor(state: "LayerDropping", buckets: List[Bucket], scale: Scale) -> 
     if state.max_norm is None:
         return 1.0
     norms = torch.stack([torch.linalg.vector_norm(bucket.buffer, dtype=torch.float64) for bucket in buckets])
-    return (state.max_norm / (torch.linalg.vector_norm(norms) / scale + 1e-6)).clamp(max=1.0)
+    factor: torch.Tensor = state.max_norm / (torch.linalg.vector_norm(norms) / scale + 1e-6)
+    return factor.clamp(max=1.0)
 
 
 def past_of(state: Past, more: Optional[Dict[str, Any]] = None) -> torch.Tensor:
@@ -157,7 +158,7 @@ def refuse_non_finite(state: "LayerDropping", buckets: List[Bucket], watch: Stop
     with watch.time("check"):
         bad = state.backend.first_non_finite()
         flag = torch.tensor([bad is not None], dtype=torch.int32, device=buckets[0].buffer.device)
-        dist.all_reduce(flag, dist.ReduceOp.MAX, group=state.process_group)
+        state.sum(flag)
         any_bad = bool(flag.item())
     if any_bad:
         give_up_step(state, buckets, bad is not None)
