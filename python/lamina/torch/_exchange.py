@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple, cast
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -386,7 +386,8 @@ class DeviceExchange:
                 fits = _shape_of(given) == _shape_of(own)
             if not fits:
                 raise ValueError(f"'{name}' is missing, or has another size or type")
-            for each in cast(List[torch.Tensor], given if isinstance(given, list) else [given]):
+            tensors: List[Any] = given if isinstance(given, list) else [given]
+            for each in tensors:
                 if not bool(torch.isfinite(each).all()):
                     raise ValueError(f"'{name}' is not finite")
         for name in ("step", "applied"):
