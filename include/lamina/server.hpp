@@ -156,7 +156,7 @@ class server {
   /// std::invalid_argument for a tensor of another size or type, and for NaN or infinity as int8 or int4.
   template <detail::indexed Parameters>
   [[nodiscard]] server_reply reply(std::size_t worker, const Parameters& parameters) {
-    sender& to = known(worker);
+    sender& to = senders_[known(worker)];
     cut_.model().check_count(std::size(parameters), "parameters");
     const std::uint64_t step = this->step(worker);
     const auto is_it = [&](const std::shared_ptr<outgoing>& out) {
@@ -196,13 +196,13 @@ class server {
   /// What this worker has lost, ascending: the next transfer to it must bring it, whatever else it loses; what its next reply does not hold
   /// is to be sent with it, out of the parameters as they are. Stays until a commit.
   [[nodiscard]] std::span<const element_range> pending(std::size_t worker) const {
-    return known(worker).pending;
+    return senders_[known(worker)].pending;
   }
 
   /// The worker was restarted and has no parameters, be it with a saved residual or without: its next reply holds every layer, its frames
   /// that are not in an update yet are gone, and asynchronous its next frame may be of any step.
   void forget(std::size_t worker) {
-    sender& of = known(worker);
+    sender& of = senders_[known(worker)];
     of.forgotten = ++clock_;  // so that its replies from now on have other clocks
     of.seen = 0;
     of.pending.clear();
@@ -217,7 +217,7 @@ class server {
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
   /// The same of one sender: asynchronous, the step after its last.
   [[nodiscard]] std::uint64_t step(std::size_t of_sender) const {
-    const sender& from = known(of_sender);
+    const sender& from = senders_[known(of_sender)];
     if (!options_.asynchronous) return step_;
     return from.taken == 0 ? options_.first_step : from.taken + 1;
   }
@@ -392,14 +392,13 @@ class server {
     execution(elements / task_elements + (elements % task_elements != 0), task);
   }
 
-  const sender& known(std::size_t worker) const {
+  std::size_t known(std::size_t worker) const {
     if (worker >= senders_.size())
       detail::refuse<std::out_of_range>("worker ", worker, " is none of the ", senders_.size(), " senders");
-    return senders_[worker];
+    return worker;
   }
-  sender& known(std::size_t worker) { return const_cast<sender&>(std::as_const(*this).known(worker)); }
   sender& replied_to(std::size_t worker, std::uint64_t clock) {
-    sender& to = known(worker);
+    sender& to = senders_[known(worker)];
     if (clock == 0 || clock > to.replied)
       detail::refuse<std::invalid_argument>("commit: no reply had the clock ", clock);
     return to;

@@ -57,7 +57,7 @@ struct two_workers {
   std::vector<std::byte> saved;  // some steps ago
 };
 
-/// Large numbers, and such as are none, in the same places again and again: a sum of several may be finite, and the velocity beside it
+/// Large numbers, and such as are none, in the same places again and again: a sum of several may be finite, and the velocity with it
 /// not.
 template <class G>
 void spoil(std::mt19937& random, std::vector<G>& gradient) {

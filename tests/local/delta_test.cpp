@@ -19,24 +19,17 @@
 #include "catch.hpp"
 #include "lamina/lamina.hpp"
 #include "lamina/local/local.hpp"
+#include "steps.hpp"
 #include "support.hpp"
 
 namespace {
 
 using lamina_test::same_bits;
+using lamina_test::tensors;
 using lamina_test::throws;
-
-template <class T>
-using tensors = std::vector<std::vector<T>>;
+using lamina_test::zeros_like;
 
 const lamina::layout three_layers = lamina_test::model_of({5000, 3, 130});
-
-template <class T>
-tensors<T> zeros_of(const lamina::layout& model) {
-  tensors<T> all;
-  for (const std::size_t elements : model.sizes()) all.emplace_back(elements);
-  return all;
-}
 
 /// `all[l][i] += scale * other[l][i]`.
 template <class T>
@@ -93,7 +86,7 @@ class cluster {
   cluster(const lamina::layout& model, const run_options& options)
       : options_(options),
         outer_(lamina::tiling(model, options.compress.fragment_elements).fragments(), options.outer) {
-    for (std::size_t w = 0; w < options.workers; ++w) add_worker(model, zeros_of<T>(model));
+    for (std::size_t w = 0; w < options.workers; ++w) add_worker(model, zeros_like<T>(model));
   }
 
   void add_worker(const lamina::layout& model, const tensors<T>& x) {
@@ -119,7 +112,7 @@ class cluster {
         .workers = workers.size(), .kind = lamina::frame_kind::updates, .first_step = step};
     lamina::server<T> server(fragments(), of_updates);
     std::vector<std::vector<std::byte>> frames;
-    tensors<T> sent = zeros_of<T>(fragments());
+    tensors<T> sent = zeros_like<T>(fragments());
     for (std::size_t w = 0; w < workers.size(); ++w) {
       lamina::local_delta<T>& compressor = workers[w].compressor;
       if (options_.agrees) compressor.select(agreed);
@@ -204,7 +197,7 @@ class cluster {
   // Commits what arrives of the frame, in which the rest becomes zeros, as at a receiver.
   void lose_chunks(lamina::local_delta<T>& compressor, std::vector<std::byte>& frame) {
     lamina::delivery arrived(compressor.chosen(), lamina::payload_block_elements);
-    tensors<T> r = zeros_of<T>(fragments());
+    tensors<T> r = zeros_like<T>(fragments());
     const auto whole = lamina::decode<T>(frame, fragments());
     std::bernoulli_distribution is_lost(options_.chunk_loss);
     for (const std::size_t part : compressor.chosen().sent()) {
@@ -234,7 +227,7 @@ class cluster {
   }
 
   std::vector<std::byte> update_of(lamina::server<T>& server, lamina::outer_optimizer<T>& outer) {
-    tensors<T> d = zeros_of<T>(fragments());
+    tensors<T> d = zeros_like<T>(fragments());
     const std::uint64_t step = server.step();
     const lamina::selection arrived = server.arrived();
     server.update([&](std::size_t part, std::size_t begin, std::span<const T> mean) {
@@ -314,7 +307,7 @@ const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::pa
 template <class T>
 class ledger {
  public:
-  ledger(const lamina::layout& parts, std::size_t delay) : did_(zeros_of<T>(parts)), delay_(delay) {}
+  ledger(const lamina::layout& parts, std::size_t delay) : did_(zeros_like<T>(parts)), delay_(delay) {}
   void add_step(const std::vector<tensors<T>>& moves, const tensors<T>& sent) {
     for (const tensors<T>& each : moves) add(did_, each, T(-1));
     sent_.push_back(sent);
@@ -342,7 +335,7 @@ class ledger {
 
 }  // namespace
 
-TEST_CASE("local delta: the shared parameters are the same bits on every worker", "[oracle]") {
+TEST_CASE("local delta: the shared parameters are bitwise identical on every worker", "[oracle]") {
   std::mt19937 random(1);
   for (const auto payload : payloads) {
     for (const std::size_t delay : {0, 1, 3}) {
@@ -408,7 +401,7 @@ TEST_CASE("local delta: workers that agree choose the same parts, also when some
 
 TEST_CASE("local delta: all workers together may abandon a step, and a part waits for its update on none") {
   const lamina::layout model = lamina_test::model_of({100, 100});
-  const tensors<float> x = zeros_of<float>(model);
+  const tensors<float> x = zeros_like<float>(model);
   tensors<float> y = x;
   y[0][0] = 2;
   y[1][0] = 1;
@@ -439,7 +432,7 @@ TEST_CASE("local delta: all workers together may abandon a step, and a part wait
   }
 }
 
-TEST_CASE("local delta: what all did is what was sent and what is left, to the bit", "[oracle]") {
+TEST_CASE("local delta: what all did is what was sent and what is left, bitwise", "[oracle]") {
   std::mt19937 random(2);
   for (const auto payload : payloads) {
     for (const std::size_t delay : {0, 2}) {
@@ -474,7 +467,7 @@ TEST_CASE("local delta: what a payload takes away, both ways, is not lost and no
     options.outer = {.payload = lamina::payload_type::int8};
     cluster<double> all(three_layers, options);
     ledger<double> books(three_layers, 0);
-    tensors<double> mean = zeros_of<double>(three_layers);  // of what was sent, but for what x has of it
+    tensors<double> mean = zeros_like<double>(three_layers);  // of what was sent, but for what x has of it
     bool up = true;
     bool down = true;
     for (std::size_t t = 0; t < 6; ++t) {
@@ -497,7 +490,7 @@ TEST_CASE("local delta: what a payload takes away, both ways, is not lost and no
   CHECK(run(mistake::adds_rounding_twice) == std::pair(true, false));
 }
 
-TEST_CASE("local delta: what is lost of a frame stays in the local delta, to the bit, and all choose alike",
+TEST_CASE("local delta: what is lost of a frame stays in the local delta, bitwise, and all choose alike",
           "[oracle]") {
   const auto run = [](lamina::payload_type payload, std::size_t delay, mistake made) {
     std::mt19937 random(23);
@@ -523,7 +516,7 @@ TEST_CASE("local delta: what is lost of a frame stays in the local delta, to the
 
 TEST_CASE(
     "local delta: a delivery that does not fit is refused, and what was encoded can still be committed") {
-  tensors<float> x = zeros_of<float>(three_layers);
+  tensors<float> x = zeros_like<float>(three_layers);
   tensors<float> y = x;
   y[0][7] = 1;
   lamina::local_delta<float> compressor(three_layers,
@@ -570,17 +563,17 @@ TEST_CASE("local delta: everything sent as it is and at once, nobody differs fro
   }
 }
 
-TEST_CASE("local delta: with SGD inside and everything sent, it is SGD on the mean gradient, bit for bit",
+TEST_CASE("local delta: with SGD inside and everything sent, it is SGD on the mean gradient, bitwise",
           "[oracle]") {
   std::mt19937 random(5);
   run_options options;
   options.compress.drop_ratio = 0;
   cluster<float> all(three_layers, options);
-  tensors<float> dense = zeros_of<float>(three_layers);
+  tensors<float> dense = zeros_like<float>(three_layers);
   constexpr float rate = 0.125F;
   for (int t = 0; t < 8; ++t) {
     auto gradients = integer_moves<float>(random, three_layers, options.workers);
-    tensors<float> sum = zeros_of<float>(three_layers);
+    tensors<float> sum = zeros_like<float>(three_layers);
     for (const auto& each : gradients) add(sum, each);
     add(dense, sum, -rate / static_cast<float>(options.workers));
     for (auto& each : gradients) {
@@ -599,7 +592,7 @@ TEST_CASE("local delta: one worker alone goes on as if it were", "[oracle]") {
   options.compress.drop_ratio = 0.5;
   options.compress.by_score = true;
   cluster<float> all(three_layers, options);
-  tensors<float> alone = zeros_of<float>(three_layers);
+  tensors<float> alone = zeros_like<float>(three_layers);
   for (int t = 0; t < 8; ++t) {
     const auto moves = integer_moves<float>(random, three_layers, 1);
     add(alone, moves[0]);
@@ -650,7 +643,7 @@ TEST_CASE("local delta: no update is applied between the values of a step and wh
   // Applied before the values are taken, b is sent, which then has the larger local delta: after that, a, of which nothing is left.
   const lamina::layout model = lamina_test::model_of({4, 4});
   lamina::local_delta<float> compressor(model, {.drop_ratio = 0.6});
-  tensors<float> x = zeros_of<float>(model);
+  tensors<float> x = zeros_like<float>(model);
   tensors<float> y = {{8, 8, 8, 8}, {1, 1, 1, 1}};
   compressor.observe_all(x, y);
   const auto bytes = compressor.encode(x, y).to_bytes();
@@ -678,7 +671,7 @@ TEST_CASE("local delta: no update is applied between the values of a step and wh
 TEST_CASE("local delta: an update of a step that was not committed is refused") {
   const lamina::layout model = lamina_test::model_of({4});
   lamina::local_delta<float> compressor(model, {.drop_ratio = 0});
-  tensors<float> x = zeros_of<float>(model);
+  tensors<float> x = zeros_like<float>(model);
   tensors<float> y = {{1, 1, 1, 1}};
   const auto message_of = [](const auto& call) { return lamina_test::message_of<std::logic_error>(call); };
   for (std::uint64_t step = 1; step < 4; ++step) {
@@ -711,7 +704,7 @@ TEST_CASE("local delta: a step that is forgotten is in the local delta again, an
   const lamina::layout model = lamina_test::model_of({4, 4});
   for (const bool by_frame : {true, false}) {
     lamina::local_delta<float> compressor(model, {.drop_ratio = 0});
-    tensors<float> x = zeros_of<float>(model);
+    tensors<float> x = zeros_like<float>(model);
     tensors<float> y = {{1, 1, 1, 1}, {2, 2, 2, 2}};
     compressor.observe_all(x, y);
     const auto bytes = compressor.encode(x, y).to_bytes();
@@ -744,11 +737,11 @@ TEST_CASE("local delta: a step that is forgotten is in the local delta again, an
 TEST_CASE("local delta: updates that are not finite are refused") {
   const lamina::layout model = lamina_test::model_of({4, 5000});
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
-    tensors<float> broken = zeros_of<float>(model);
+    tensors<float> broken = zeros_like<float>(model);
     broken[1][4999] = bad;
     lamina::local_delta<float> compressor(model, {.drop_ratio = 0});
-    tensors<float> x = zeros_of<float>(model);
-    tensors<float> y = zeros_of<float>(model);
+    tensors<float> x = zeros_like<float>(model);
+    tensors<float> y = zeros_like<float>(model);
     y[0][0] = 1;
     y[1][0] = 1;
     compressor.observe_all(x, y);
@@ -774,13 +767,13 @@ TEST_CASE("local delta: updates that are not finite are refused") {
         CHECK(refused.layer() == 1);
       }
     }
-    CHECK(x == zeros_of<float>(model));
+    CHECK(x == zeros_like<float>(model));
     CHECK(y[0][0] == 1);
     CHECK(compressor.steps_under_way() == 1);
   }
 }
 
-TEST_CASE("local delta: saved with steps under way and resumed, it goes on to the same bits", "[oracle]") {
+TEST_CASE("local delta: saved with steps under way and resumed, it goes on bitwise", "[oracle]") {
   for (const auto payload : payloads) {
     run_options options{.delay = 2};
     options.compress.send_budget = 0.3;
@@ -842,7 +835,7 @@ TEST_CASE(
       ledger<double> books(three_layers, delay);
       const auto step = [&](const std::vector<std::size_t>& leaving = {}) {
         auto moves = integer_moves<double>(random, three_layers, all.workers.size());
-        for (const std::size_t w : leaving) moves[w] = zeros_of<double>(three_layers);
+        for (const std::size_t w : leaving) moves[w] = zeros_like<double>(three_layers);
         books.add_step(moves, all.step(moves, leaving));
       };
       const auto agree = [&] { return books.balances(all) && all.agree(); };
@@ -896,7 +889,7 @@ TEST_CASE("local delta: resumed by another number of workers, each has the mean 
     options.compress.drop_ratio = 0.7;
     cluster<double> before(three_layers, options);
     for (int t = 0; t < 5; ++t) before.step(integer_moves<double>(random, three_layers, 4));
-    tensors<double> reached = zeros_of<double>(three_layers);  // by the mean of the workers
+    tensors<double> reached = zeros_like<double>(three_layers);  // by the mean of the workers
     for (const auto& each : before.workers) add(reached, each.y, 0.25);
     const tensors<double> x = before.workers[0].x;
     CHECK(reached != x);
@@ -945,7 +938,7 @@ TEST_CASE("local delta: the values are those of the differences, with any functo
 
 TEST_CASE("local delta: what is packed is what the frame says") {
   std::mt19937 random(16);
-  const tensors<float> x = zeros_of<float>(three_layers);
+  const tensors<float> x = zeros_like<float>(three_layers);
   const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
   for (const auto payload : payloads) {
     lamina::local_delta<float> compressor(three_layers, {.drop_ratio = 0, .payload = payload});
@@ -969,7 +962,7 @@ TEST_CASE("local delta: a part that is under way is not selected again, whatever
   std::mt19937 random(10);
   lamina::worker_options options{.drop_ratio = 0, .at_least_every = 1, .always_sent = {1}};
   lamina::local_delta<float> compressor(three_layers, options);
-  tensors<float> x = zeros_of<float>(three_layers);
+  tensors<float> x = zeros_like<float>(three_layers);
   tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
   compressor.observe_all(x, y);
   compressor.select(compressor.values(), std::vector<char>{0, 0, 1});
@@ -997,8 +990,7 @@ TEST_CASE("local delta: a part that is under way is not selected again, whatever
   CHECK(compressor.chosen().is_sent(2));
 }
 
-TEST_CASE("local delta: by value times waiting the agreed value counts for the steps since the part was sent",
-          "[oracle]") {
+TEST_CASE("local delta: by score the agreed value counts for the steps since the part was sent", "[oracle]") {
   // Written out: the part of the largest product goes out, one in each step, as the budget has it.
   const lamina::layout model = lamina_test::model_of({64, 64, 64, 64, 64});
   for (const bool agrees : {true, false}) {
@@ -1010,19 +1002,19 @@ TEST_CASE("local delta: by value times waiting the agreed value counts for the s
       if (!agrees) options.workers = 1;
       cluster<double> all(model, options);
       std::vector<double> sent_in(5);
-      std::vector<std::vector<double>> drifts(options.workers, std::vector<double>(5));
+      std::vector<std::vector<double>> deltas(options.workers, std::vector<double>(5));
       for (int t = 1; t <= 200; ++t) {
-        std::vector<tensors<double>> moves(options.workers, zeros_of<double>(model));
+        std::vector<tensors<double>> moves(options.workers, zeros_like<double>(model));
         for (std::size_t w = 0; w < options.workers; ++w) {
           for (std::size_t part = 0; part < 5; ++part) {
             const auto move = static_cast<double>(lamina_test::below(random, std::size_t{2} << part));
             std::ranges::fill(moves[w][part], move);
-            drifts[w][part] += move;
+            deltas[w][part] += move;
           }
         }
         std::vector<double> products(5);
         for (std::size_t part = 0; part < 5; ++part) {
-          for (const auto& each : drifts)
+          for (const auto& each : deltas)
             products[part] += std::abs(each[part]) / static_cast<double>(options.workers);
           if (waits) products[part] *= t - sent_in[part];
         }
@@ -1031,7 +1023,7 @@ TEST_CASE("local delta: by value times waiting the agreed value counts for the s
         const auto chosen = all.workers[0].compressor.chosen().sent();
         REQUIRE(std::vector<std::size_t>(chosen.begin(), chosen.end()) == std::vector{expected});
         sent_in[expected] = t;
-        for (auto& each : drifts) each[expected] = 0;
+        for (auto& each : deltas) each[expected] = 0;
       }
       // The slowest local deltas a thirty-first as fast as the quickest.
       CHECK((sent_in[0] > 180) == waits);
@@ -1043,7 +1035,7 @@ TEST_CASE("local delta: a step that is abandoned counts as waited, one that is l
   const lamina::layout model = lamina_test::model_of({64, 64});
   for (const bool is_lost : {true, false}) {
     lamina::local_delta<float> compressor(model, {.drop_ratio = 0.5, .by_score = true});
-    tensors<float> x = zeros_of<float>(model);
+    tensors<float> x = zeros_like<float>(model);
     tensors<float> y = {std::vector<float>(64, 3.0F), std::vector<float>(64, 2.0F)};
     compressor.observe_all(x, y);
     compressor.select();
@@ -1062,8 +1054,8 @@ TEST_CASE("local delta: a step that is abandoned counts as waited, one that is l
 }
 
 TEST_CASE("local delta: what is called out of order, or does not fit, is named and changes nothing") {
-  tensors<float> x = zeros_of<float>(three_layers);
-  tensors<float> y = zeros_of<float>(three_layers);
+  tensors<float> x = zeros_like<float>(three_layers);
+  tensors<float> y = zeros_like<float>(three_layers);
   y[0][1] = 1;
   lamina::local_delta<float> compressor(three_layers, {.drop_ratio = 0.1, .run = 7});
   const auto message_of = [](const auto& call) { return lamina_test::message_of<std::exception>(call); };
@@ -1130,7 +1122,7 @@ TEST_CASE("local delta: what is called out of order, or does not fit, is named a
   tensors<float> short_y = y;
   short_y[2].pop_back();
   CHECK(throws<std::invalid_argument>([&] { compressor.apply(update, x, short_y); }));
-  CHECK(x == zeros_of<float>(three_layers));
+  CHECK(x == zeros_like<float>(three_layers));
   CHECK(compressor.steps_under_way() == 1);
   compressor.apply(update, x, y);
   CHECK(x[0][1] == 1);
@@ -1140,7 +1132,7 @@ TEST_CASE("local delta: what is called out of order, or does not fit, is named a
 
 TEST_CASE(
     "local delta: parameters that are not finite are refused, and the layer named, unless the caller knows") {
-  tensors<float> x = zeros_of<float>(three_layers);
+  tensors<float> x = zeros_like<float>(three_layers);
   for (const float bad : {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
     tensors<float> y = x;
     y[0][4500] = bad;
@@ -1158,7 +1150,7 @@ TEST_CASE(
 
 TEST_CASE("local delta: saved bytes that are damaged, cut or of another model are refused") {
   std::mt19937 random(11);
-  const tensors<float> x = zeros_of<float>(three_layers);
+  const tensors<float> x = zeros_like<float>(three_layers);
   const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
   lamina::local_delta<float> compressor(three_layers, {.drop_ratio = 0.01});
   for (int t = 0; t < 2; ++t) {
@@ -1243,7 +1235,7 @@ TEST_CASE("outer optimizer: a part that was not sent keeps its momentum", "[orac
 
 TEST_CASE("local delta: frames of updates are taken where they belong and nowhere else") {
   std::mt19937 random(15);
-  const tensors<float> x = zeros_of<float>(three_layers);
+  const tensors<float> x = zeros_like<float>(three_layers);
   const tensors<float> y = random_moves<float>(random, three_layers, 1)[0];
   lamina::local_delta<float> compressor(three_layers, {.drop_ratio = 0.01});
   compressor.observe_all(x, y);

@@ -14,22 +14,15 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "steps.hpp"
 #include "support.hpp"
 
 namespace {
 
 using lamina_test::same_bits;
+using lamina_test::tensors;
 using lamina_test::throws;
-
-template <class T>
-using tensors = std::vector<std::vector<T>>;
-
-template <class T>
-tensors<T> zeros_of(const lamina::layout& model) {
-  tensors<T> all;
-  for (const std::size_t elements : model.sizes()) all.emplace_back(elements);
-  return all;
-}
+using lamina_test::zeros_like;
 
 const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::payload_type::float16,
                                          lamina::payload_type::bfloat16, lamina::payload_type::int8,
@@ -43,7 +36,7 @@ TEST_CASE("outer optimizer: as its formula says, each sum and product rounded by
   for (const bool nesterov : {true, false}) {
     for (const float mu : {0.0F, 0.9F}) {
       lamina::outer_optimizer<float> outer(model, {.rate = 0.7F, .momentum = mu, .nesterov = nesterov});
-      tensors<float> m = zeros_of<float>(model);
+      tensors<float> m = zeros_like<float>(model);
       for (int t = 0; t < 3; ++t) {
         for (std::size_t part = 0; part < 2; ++part) {
           const auto g = lamina_test::random_fractions<float>(random, model.sizes()[part]);
@@ -70,7 +63,7 @@ TEST_CASE("outer optimizer: what the payload takes away of d comes with a later 
   const lamina::layout model = lamina_test::model_of({300, 64});
   for (const auto payload : {lamina::payload_type::int8, lamina::payload_type::bfloat16}) {
     lamina::outer_optimizer<double> outer(model, {.payload = payload});
-    tensors<double> rest = zeros_of<double>(model);
+    tensors<double> rest = zeros_like<double>(model);
     for (int t = 0; t < 6; ++t) {
       const std::size_t part = static_cast<std::size_t>(t) % 2;
       auto d = lamina_test::random_integers<double>(random, model.sizes()[part], 1000);

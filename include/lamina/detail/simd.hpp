@@ -62,7 +62,8 @@ template <class T>
 using vector_of = decltype(vector_like(T()));
 
 /// The widest register of the instruction set that is compiled for, full of T: the vectors of the compilers of GNU and LLVM, whose
-/// operators are those of single elements, rounded as these are. docs/decisions/0003-registers-of-the-compiler.md has why not a library's.
+/// operators are those of single elements, rounded as these are; xsimd gave
+/// other bits on some instruction sets.
 template <class T>
 struct simd {
   using value_type = T;

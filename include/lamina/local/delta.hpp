@@ -60,7 +60,7 @@ namespace lamina::inline LAMINA_ABI {
 /// Not for concurrent use. Memory: O(fragments), and r of the steps that are under way. Cost of a step: one read of x and y, and of
 /// what is sent another, and what apply() writes.
 ///
-/// Source: local SGD with an outer optimizer, as in DiLoCo (Douillard et al. 2023) and Streaming DiLoCo (2025); choosing by value
+/// Source: local SGD with an outer optimizer, as in DiLoCo (Douillard et al. 2023) and Streaming DiLoCo (2025); selecting by score
 /// what is brought together is this library's.
 template <element T, class Representative>
 class local_delta {

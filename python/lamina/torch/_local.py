@@ -30,8 +30,8 @@ _LONGEST_DELAY = 64
 
 class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unused-ignore]
     """Local updates around any optimizer: each rank steps on its own parameters at once, and what its optimizer did that the
-    others have not seen, its local delta, is sent in parts, by value. Wraps the optimizer as PostLocalSGDOptimizer does, for a module without
-    DDP:
+    others have not seen, its local delta, is sent in fragments, those of the largest score first. Wraps the
+    optimizer as PostLocalSGDOptimizer does, for a module without DDP:
 
         optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters()), send_budget=0.04, fragment_elements=4096)
         loss.backward(); optimizer.step(); optimizer.zero_grad()
@@ -48,16 +48,17 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                  backend: Backend = "auto", log_every: int = 0, **options: "Unpack[Choice]") -> None:
         """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
 
-        optimizer: any, whose parameters are float32 and on one device. Its state never leaves the rank.
+        optimizer: any, whose parameters are float32 or bfloat16, DTensors among them, and on one device. Of bfloat16 it
+            keeps float32 masters. Its state never leaves the rank.
         delay: steps between sending and applying, in [0, 64]. What is sent goes to its owners and back during the computation, half of
-            the steps each way: with 1 the way there is waited for, from 2 on nothing is. The values that choose parts are averaged in
-            the step itself, whatever the delay.
+            the steps each way: with 1 the way there is waited for, from 2 on nothing is. The representative values are averaged in the step
+            itself, whatever the delay.
         outer_rate, outer_momentum: of the outer optimizer; the default averages. In the study of docs/results/learning.md, with four workers and AdamW,
             0.7 and 0.6 were better than 0.7 and 0.9, and not significantly different from averaging. With SGD with momentum 1 and 0.75, at a quarter of
             the learning rate, were better than averaging; on the toy of docs/pytorch/local-updates.md they were worse.
-        payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns a slice of every part, adds up what the others
-            send of it, in the order of the ranks, and answers all. What rounding takes away of what is sent stays in the local delta, and of
-            an answer with its owner.
+        payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns shards, adds up what the others send
+            of them, in the order of the ranks, and replies to all. What rounding takes away of what is sent stays in the local delta, and of
+            a reply with its owner.
         by_score: whether fragments are selected by their value times the steps since they were last sent, or by the value.
         backend: "cpu": lamina's C++; "torch": torch's operators, on any device; "auto": "cpu" where the parameters are on the CPU. With
             "torch" no exchange makes the host wait for the device: parameters that are not finite, sums that are not, and ranks that
@@ -67,7 +68,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
 
         TypeError for what is no optimizer, or one that sends parameters itself or has train() and eval(), and, naming the parameter, for
-        one that is not float32, on another device, sparse, has gaps, or shares memory with another; ValueError, naming the option, for one
+        one that is of another type, on another device, sparse, has gaps, or shares memory with another; ValueError, naming the option, for one
         outside its range; RuntimeError without a process group, or naming what two ranks differ in. A rank that raises any but the last
         by itself leaves the others waiting until it ends.
         """
