@@ -28,7 +28,7 @@ def test_training_learns_with_and_without():
 
 
 def test_the_command_of_the_readme_learns_what_ddp_learns():
-    command = re.search(r"examples/pytorch/train.py (--drop-ratio \S+) ", (ROOT / "README.md").read_text())
+    command = re.search(r"examples/pytorch/train.py (--drop-ratio \S+)\s", (ROOT / "README.md").read_text())
     for arguments in ([], command[1].split()):
         last = ranks.Program(TRAIN, *arguments).outputs()[0].splitlines()[-1]
         assert float(re.search(r"accuracy ([\d.]+) %", last)[1]) > 95, last
