@@ -17,7 +17,8 @@
 #include "lamina/server.hpp"
 #include "lamina/worker.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::allreduce_test {
+
 using bounded::chunk_grid;
 using lamina::delivery;
 using lamina::selection;
@@ -391,3 +392,5 @@ TEST_CASE(
     CHECK_FALSE(has_conserved);
   }
 }
+
+}  // namespace lamina_test::allreduce_test

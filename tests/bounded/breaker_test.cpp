@@ -7,7 +7,10 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::breaker_test {
+
+using bytes = std::vector<std::byte>;
+
 using bounded::chunk_grid;
 
 namespace {
@@ -84,3 +87,5 @@ TEST_CASE("breakers: a sender whose receiver says for ever that it has seen noth
   CHECK(rounds_of(1000) == 251);
   CHECK(transfer.sender.failure() == errc::nothing_arrives);
 }
+
+}  // namespace lamina_test::breaker_test

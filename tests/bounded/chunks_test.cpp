@@ -9,7 +9,8 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::chunks_test {
+
 using bounded::chunk;
 using bounded::chunk_grid;
 using bounded::frame_chunks;
@@ -274,3 +275,5 @@ TEST_CASE("chunks: required() refuses another layout, and counts as far as it ca
   CHECK(contains(message_of<std::invalid_argument>([&] { (void)losses.required(other, 1); }),
                  "another layout"));
 }
+
+}  // namespace lamina_test::chunks_test

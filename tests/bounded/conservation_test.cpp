@@ -8,7 +8,8 @@
 #include "catch.hpp"
 #include "lamina/worker.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::conservation_test {
+
 using bounded::chunk_grid;
 using bounded::frame_chunks;
 
@@ -169,3 +170,5 @@ TEST_CASE("conservation: a chunk that an adversary always drops arrives in the f
     CHECK(arrived == (max_losses == 0 ? std::vector<bool>(8) : every_fourth));
   }
 }
+
+}  // namespace lamina_test::conservation_test

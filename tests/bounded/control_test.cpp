@@ -9,7 +9,8 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::control_test {
+
 using bounded::chunk_grid;
 using bounded::control_type;
 
@@ -345,3 +346,5 @@ TEST_CASE("control: ABORT has a reason and a text, which is cut") {
   bounded::read_abort(written.subspan(24).first(3), error);
   CHECK(error == errc::truncated);
 }
+
+}  // namespace lamina_test::control_test

@@ -6,7 +6,8 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::fates_test {
+
 using bounded::chunk_grid;
 
 namespace {
@@ -83,3 +84,5 @@ TEST_CASE("states: each packet of two parts of two chunks lost, in time, late or
     }
   }
 }
+
+}  // namespace lamina_test::fates_test

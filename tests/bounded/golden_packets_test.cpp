@@ -9,7 +9,8 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::golden_packets_test {
+
 using bounded::packet_header;
 
 namespace {
@@ -170,3 +171,5 @@ TEST_CASE("golden packets: every control message is written and read so") {
     CHECK(std::memcmp(&read.header, &row.header, sizeof read.header) == 0);
   }
 }
+
+}  // namespace lamina_test::golden_packets_test

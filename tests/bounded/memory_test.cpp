@@ -7,7 +7,8 @@
 #include "catch.hpp"
 #include "counted_allocations.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::memory_test {
+
 using bounded::chunk_grid;
 
 namespace {
@@ -229,3 +230,5 @@ TEST_CASE("memory: a frame that there is no memory for waits, and opens when the
   CHECK(link.sender.state() == bounded::sender_state::done);
   CHECK(same_bits(link.receiver.frame(), second.frame().to_bytes()));
 }
+
+}  // namespace lamina_test::memory_test

@@ -6,7 +6,8 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::order_test {
+
 using bounded::chunk_grid;
 
 namespace {
@@ -146,3 +147,5 @@ TEST_CASE("order: several paths of unequal delay give the same bytes as one") {
     }
   }
 }
+
+}  // namespace lamina_test::order_test

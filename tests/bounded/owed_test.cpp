@@ -7,7 +7,8 @@
 #include "catch.hpp"
 #include "lamina/server.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::owed_test {
+
 using bounded::chunk_grid;
 using bounded::frame_chunks;
 
@@ -169,3 +170,5 @@ TEST_CASE("owed: ranges take the chunks in which they lie, and others are refuse
   CHECK_THROWS_WITH(bounded::owed<double>(chunks, {}, [](std::size_t) { return std::span<const double>(); }),
                     Contains("the grid is of other elements"));
 }
+
+}  // namespace lamina_test::owed_test

@@ -9,7 +9,8 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::packet_test {
+
 using bounded::chunk_grid;
 using bounded::packet_header;
 
@@ -259,3 +260,5 @@ TEST_CASE("packet: another secret is another run") {
   CHECK(open.give(stranger) == packet_fate::bad_check);
   CHECK(open.give(open.packets[0]) == packet_fate::placed);
 }
+
+}  // namespace lamina_test::packet_test

@@ -12,7 +12,6 @@
 
 namespace lamina_test {
 
-using bytes = std::vector<std::byte>;
 using bounded::control_type;
 
 /// Messages of a peer, as it may send them.
@@ -31,7 +30,8 @@ class peer {
   }
   /// WANTED or STOP: for each part listed its bits.
   bounded::control_message list(control_type type, std::uint32_t transfer, std::uint32_t round,
-                                const std::map<std::uint32_t, bytes>& parts, std::uint32_t seen = 0) {
+                                const std::map<std::uint32_t, std::vector<std::byte>>& parts,
+                                std::uint32_t seen = 0) {
     writer_.clear();
     bounded::write_report(writer_, {.seen = seen, .open_transfers = 1});
     writer_.put(static_cast<std::uint32_t>(parts.size()));
@@ -51,8 +51,8 @@ class peer {
 };
 
 /// All bits of so many chunks but these.
-inline bytes all_but(std::uint32_t chunks, const std::vector<std::uint32_t>& missing) {
-  bytes bits((chunks + 7) / 8);
+inline std::vector<std::byte> all_but(std::uint32_t chunks, const std::vector<std::uint32_t>& missing) {
+  std::vector<std::byte> bits((chunks + 7) / 8);
   for (std::uint32_t i = 0; i < chunks; ++i) {
     if (std::ranges::find(missing, i) == missing.end()) bits[i / 8] |= std::byte{1} << (i % 8);
   }

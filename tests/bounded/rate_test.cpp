@@ -7,7 +7,8 @@
 #include "bounded/shared_link.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::rate_test {
+
 using bounded::rate_control;
 
 namespace {
@@ -228,3 +229,5 @@ TEST_CASE("rate: a link that loses at random is not taken for a full one") {
     CHECK(least > 0.8 * 200e6);
   }
 }
+
+}  // namespace lamina_test::rate_test

@@ -8,7 +8,8 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::receiver_test {
+
 using bounded::chunk_grid;
 using bounded::control_type;
 
@@ -386,3 +387,5 @@ TEST_CASE("times: a way that lets no packet through ends by itself, and says how
   }
   CHECK(link.sender.failure() == errc::aborted);
 }
+
+}  // namespace lamina_test::receiver_test

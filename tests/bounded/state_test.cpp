@@ -8,7 +8,10 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::state_test {
+
+using bytes = std::vector<std::byte>;
+
 using bounded::chunk;
 using bounded::chunk_grid;
 using bounded::control_type;
@@ -328,3 +331,5 @@ TEST_CASE("states: a list that comes while PROBE waits to go out is not taken up
   CHECK(sender.deadline() > now);
   CHECK(sender.poll_control(now).empty());
 }
+
+}  // namespace lamina_test::state_test

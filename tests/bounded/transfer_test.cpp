@@ -8,7 +8,8 @@
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::transfer_test {
+
 using bounded::chunk;
 using bounded::chunk_grid;
 
@@ -331,3 +332,5 @@ TEST_CASE("transfer: a report counts what was sent, and what of it came") {
   CHECK(report.transmissions == 50);
   CHECK(report.received == 49);
 }
+
+}  // namespace lamina_test::transfer_test

@@ -15,9 +15,10 @@
 #include "classed_datagram.hpp"
 #include "raw_peer.hpp"
 
+namespace lamina_test::classes_test {
+
 namespace {
 
-using namespace lamina_test;
 using bounded::control_type;
 
 constexpr std::size_t raw = 1;
@@ -115,3 +116,5 @@ TEST_CASE("transport: who is sent to first has the link until it has all") {
   REQUIRE(sent_at[1].size() == sent_at[0].size());
   CHECK(*std::ranges::max_element(sent_at[1]) <= *std::ranges::min_element(sent_at[0]));
 }
+
+}  // namespace lamina_test::classes_test

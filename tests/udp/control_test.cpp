@@ -18,9 +18,10 @@
 #include "catch.hpp"
 #include "ranks.hpp"
 
+namespace lamina_test::control_test {
+
 namespace {
 
-using namespace lamina_test;
 using Catch::Matchers::Contains;
 using arrival = control_channel::arrival;
 using bounded::control_type;
@@ -299,3 +300,5 @@ TEST_CASE("meeting: who has another secret is told so") {
   CHECK_THROWS_WITH(meet_all(worker, all, other), Contains("the server") && Contains("secret"));
   CHECK_THROWS_WITH(met.get(), "no connection of control within 1000 ms with worker 0");
 }
+
+}  // namespace lamina_test::control_test

@@ -9,9 +9,10 @@
 #include "catch.hpp"
 #include "raw_peer.hpp"
 
+namespace lamina_test::faults_test {
+
 namespace {
 
-using namespace lamina_test;
 using bounded::control_type;
 using Catch::Matchers::Contains;
 
@@ -257,3 +258,5 @@ TEST_CASE(
   CHECK(said[0] == "transfer from the server to worker 0: transfer ended with a fragment beyond its bound");
   CHECK_THAT(said[2], Contains("the server has given up"));
 }
+
+}  // namespace lamina_test::faults_test

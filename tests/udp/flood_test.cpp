@@ -9,9 +9,10 @@
 #include "catch.hpp"
 #include "raw_peer.hpp"
 
+namespace lamina_test::flood_test {
+
 namespace {
 
-using namespace lamina_test;
 using bounded::control_type;
 
 constexpr std::size_t raw = 1;
@@ -109,3 +110,5 @@ TEST_CASE("udp flood: packets of every kind that mean nothing add no memory, and
   INFO(added_bytes);
   CHECK(added_bytes < 900'000);
 }
+
+}  // namespace lamina_test::flood_test

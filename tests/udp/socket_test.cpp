@@ -19,9 +19,10 @@
 #include "classed_datagram.hpp"
 #include "ranks.hpp"
 
+namespace lamina_test::socket_test {
+
 namespace {
 
-using namespace lamina_test;
 using Catch::Matchers::Contains;
 using datagram = std::vector<std::byte>;
 
@@ -256,3 +257,5 @@ TEST_CASE("addresses: they are read and written, and others refused by name") {
   CHECK_THROWS_WITH(udp::open_sockets(udp::parse_addresses("203.0.113.1:0")),
                     Contains("TCP on the address 203.0.113.1"));
 }
+
+}  // namespace lamina_test::socket_test

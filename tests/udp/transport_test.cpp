@@ -13,9 +13,10 @@
 #include "catch.hpp"
 #include "ranks.hpp"
 
+namespace lamina_test::transport_test {
+
 namespace {
 
-using namespace lamina_test;
 using Catch::Matchers::Contains;
 
 void require_no_error(const std::vector<std::string>& said) {
@@ -262,3 +263,5 @@ TEST_CASE("transport: options that contradict each other are refused") {
   CHECK(refusal([](auto&, auto& all) { all[1].paths = 2; }) ==
         "worker 0 has 2 paths of IPv4, the server has 1 paths of IPv4");
 }
+
+}  // namespace lamina_test::transport_test
