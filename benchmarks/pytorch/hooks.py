@@ -67,6 +67,16 @@ def dropping(options, ddp):
     return lamina.torch.register(ddp, **options)
 
 
+def under_ddp(hook, model, **options):
+    """The module to train, its optimizer, and the state of lamina's hook."""
+    ddp = DDP(model, gradient_as_bucket_view=True, **options)
+    return ddp, torch.optim.SGD(ddp.parameters(), 0.01), hook(ddp)
+
+
+def by_local_updates(model, **options):
+    return model, lamina.torch.LocalUpdates(torch.optim.SGD(model.parameters(), 0.01), **options), None
+
+
 ONE_BUCKET = {"bucket_cap_mb": 1000}  # with several PowerSGD starts collectives from callbacks, in which gloo aborts
 VARIANTS = {
     "plain allreduce": (functools.partial(default, default_hooks.allreduce_hook), ONE_BUCKET),  # of everything, when backward has ended
@@ -85,6 +95,11 @@ VARIANTS = {
                                                                       "overlap": True}), {}),
     "lamina, R = 0.99, parts": (functools.partial(dropping, {"drop_ratio": 0.99, "fragment_elements": 65536}), {}),
 }
+# Without DDP; a step sends 1 % of DDP's bytes, as in the study.
+LOCAL = {
+    "lamina, local updates, int4": {"send_budget": 0.074, "fragment_elements": 4096, "payload": "int4"},
+    "lamina, local updates, int4, a step later": {"send_budget": 0.074, "fragment_elements": 4096, "payload": "int4", "delay": 1},
+}
 
 
 def interface_bytes(name):
@@ -96,11 +111,14 @@ def interface_bytes(name):
     raise RuntimeError(f"there is no interface {name}")
 
 
-def measure(given, model, make, options):
+def measure(given, model, name):
     """Seconds of each part of a few steps, and the bytes of a step."""
-    ddp = DDP(copy.deepcopy(model), gradient_as_bucket_view=True, **options)
-    state = make(ddp)
-    optimizer = torch.optim.SGD(ddp.parameters(), 0.01)
+    model = copy.deepcopy(model)
+    if name in LOCAL:
+        module, optimizer, state = by_local_updates(model, **LOCAL[name])
+    else:
+        hook, options = VARIANTS[name]
+        module, optimizer, state = under_ddp(hook, model, **options)
     generator = torch.Generator().manual_seed(dist.get_rank())
     found = []
     for step in range(WARM_UP + given.steps):
@@ -109,7 +127,7 @@ def measure(given, model, make, options):
         optimizer.zero_grad()
         dist.barrier()
         sent, times = interface_bytes(given.interface), [time.perf_counter()]
-        loss = nn.functional.cross_entropy(ddp(images), labels)
+        loss = nn.functional.cross_entropy(module(images), labels)
         times.append(time.perf_counter())
         loss.backward()
         times.append(time.perf_counter())
@@ -130,19 +148,18 @@ def main():
     parser.add_argument("--steps", type=int, default=3, help="of each hook in a round")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--image-size", type=int, default=64)
-    parser.add_argument("--only", action="append", choices=list(VARIANTS))
+    parser.add_argument("--only", action="append", choices=[*VARIANTS, *LOCAL])
     parser.add_argument("--output", required=True)
     given = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = resnet50()
-    found = {name: [] for name in given.only or VARIANTS}
+    found = {name: [] for name in given.only or [*VARIANTS, *LOCAL]}
     for each in range(given.rounds):
         order = list(found) if each % 2 == 0 else list(found)[::-1]
         for name in order:
-            make, options = VARIANTS[name]
-            found[name] += measure(given, model, make, options)
+            found[name] += measure(given, model, name)
     if dist.get_rank() == 0:
         medians = {name: {what: statistics.median(each[what] for each in steps) for what in steps[0]} |
                    {"least step": min(each["step"] for each in steps)} for name, steps in found.items()}
