@@ -87,7 +87,7 @@ double work(std::vector<float>& weights, unsigned index, int workers, MPI_Comm g
   std::mt19937 random(index);  // other data in each worker
   lamina::worker<float> worker(model, {.drop_ratio = 0.9, .sender = index});
   for (std::uint64_t step = 1;; ++step) {
-    lamina::apply<float>(lamina::mpi::receive(0, 0, MPI_COMM_WORLD), worker.tiles(), step, layers);
+    worker.apply(lamina::mpi::receive(0, 0, MPI_COMM_WORLD), layers);
     const double loss = compute(weights, random, gradient);
     MPI_Reduce(&loss, nullptr, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
     if (step > steps) return loss;

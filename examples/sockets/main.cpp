@@ -136,7 +136,7 @@ tensors work(std::uint32_t index, in_port_t port) {
   lamina::worker<float> worker(model, {.drop_ratio = 0.9, .sender = index});
   for (;;) {
     const std::vector<std::byte> bytes = receive_frame(server);
-    lamina::apply<float>(bytes, worker.tiles(), worker.steps() + 1, parameters);
+    worker.apply(bytes, parameters);
     if (worker.steps() == steps) return parameters;
 
     for (std::size_t l = 0; l < model.layers(); ++l) {

@@ -31,9 +31,7 @@ struct replica {
         inputs(torch::randn({256, 64})),
         labels(inputs.matmul(teacher).argmax(1)) {}
 
-  void pull(const std::vector<std::byte>& bytes) {
-    lamina::apply<float>(bytes, worker.tiles(), worker.steps() + 1, parameters);
-  }
+  void pull(const std::vector<std::byte>& bytes) { worker.apply(bytes, parameters); }
 
   std::vector<std::byte> push() {
     mlp->zero_grad();

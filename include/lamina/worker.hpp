@@ -114,6 +114,14 @@ class worker {
     return state_->decisions.decide(state_->number + 1, state_->expected);
   }
 
+  /// Between steps: writes a server's reply over the parameters of this worker, as lamina::apply() of codec.hpp does. The reply must be of
+  /// the step that comes next. Returns the elements that were overwritten. Throws decode_error for any other bytes.
+  template <class Tensors>
+  std::size_t apply(std::span<const std::byte> reply, Tensors&& parameters) const {
+    state_->require_closed("apply");
+    return lamina::apply<T>(reply, tiles(), steps() + 1, parameters, options().run);
+  }
+
   /// Between steps: everything a later step depends on, as bytes with a checksum: residual, velocity, threshold, ages, allowance, values().
   [[nodiscard]] std::vector<std::byte> save() const {
     state_->require_closed("save");

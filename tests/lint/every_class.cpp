@@ -53,6 +53,7 @@ void work(lamina::worker<float>& worker) {
   arrived.lose(0, 0);
   step.commit(arrived);
   worker.load(worker.save());
+  worker.apply(worker.save(), writable);
 }
 
 void serve(lamina::server<float>& server, std::vector<std::byte> bytes, std::vector<gradient>& parameters,

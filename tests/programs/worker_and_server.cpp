@@ -23,11 +23,6 @@ std::vector<std::byte> bytes_of(std::span<const std::span<const std::byte>> segm
   return bytes;
 }
 
-void apply(const std::vector<std::byte>& bytes, const lamina::layout& model, tensors& parameters) {
-  const auto frame = lamina::decode<float>(bytes, model);
-  for (std::size_t l = 0; l < model.layers(); ++l) frame.apply_to(l, parameters[l]);
-}
-
 }  // namespace
 
 TEST_CASE(
@@ -66,7 +61,7 @@ TEST_CASE(
     REQUIRE(server.workers().size() == workers);
     for (const std::size_t w : server.workers()) {
       const auto reply = server.reply(w, parameters);
-      apply(reply.to_bytes(), model, replicas[w]);
+      of_rank[w].apply(reply.to_bytes(), replicas[w]);
       server.commit(w, reply.clock());
       REQUIRE(replicas[w] == parameters);
       // At R = 0.95 the embedding, 94 % of the elements, is not sent in most steps.
@@ -127,6 +122,29 @@ TEST_CASE("program: a step whose send fails stays in the residual") {
   }
 }
 
+TEST_CASE("program: a worker takes the reply of the step that comes next, between steps, and no other") {
+  const lamina::layout model = small_model();
+  const tensors parameters = gradients_of(model, 0, 1);
+  lamina::server<float> server(model, {.run = 7});
+  const auto reply = server.reply(0, parameters).to_bytes();
+  tensors replica = zeros(model);
+  const tensors before = replica;
+
+  lamina::worker<float> of_another_run(model);
+  REQUIRE_THROWS_AS(of_another_run.apply(reply, replica), lamina::decode_error);
+  lamina::worker<float> worker(model, {.run = 7});
+  worker.skip_to(2);
+  REQUIRE_THROWS_AS(worker.apply(reply, replica), lamina::decode_error);
+  lamina::worker<float> in_time(model, {.run = 7});
+  {
+    auto step = in_time.begin();
+    REQUIRE_THROWS_AS(in_time.apply(reply, replica), std::logic_error);
+  }
+  REQUIRE(replica == before);
+  REQUIRE(in_time.apply(reply, replica) == model.elements());
+  REQUIRE(replica == parameters);
+}
+
 TEST_CASE("program: an asynchronous server replies with what each worker has not seen") {
   const lamina::layout model = small_model();
   tensors parameters = zeros(model);
@@ -149,7 +167,7 @@ TEST_CASE("program: an asynchronous server replies with what each worker has not
     REQUIRE(server.workers().size() == 1);
     REQUIRE(server.workers()[0] == rank);
     const auto reply = server.reply(rank, parameters);
-    apply(reply.to_bytes(), model, replicas[rank]);
+    of_rank[rank].apply(reply.to_bytes(), replicas[rank]);
     server.commit(rank, reply.clock());
     REQUIRE(replicas[rank] == parameters);  // the updates that others caused, too
   }
