@@ -11,6 +11,8 @@
 #include "group.hpp"
 #include "training.hpp"
 
+namespace lamina_test::agreed_selection {
+
 namespace {
 
 constexpr std::size_t ranks = 4;
@@ -94,3 +96,5 @@ TEST_CASE("program: overlapped with backward, a fragment is sent as soon as it h
   });
   for (std::size_t rank = 1; rank < ranks; ++rank) REQUIRE(means[rank] == means[0]);
 }
+
+}  // namespace lamina_test::agreed_selection

@@ -9,6 +9,8 @@
 #include "catch.hpp"
 #include "training.hpp"
 
+namespace lamina_test::checkpoint {
+
 namespace {
 
 std::vector<std::byte> a_step(lamina::worker<float>& worker) {
@@ -51,3 +53,5 @@ TEST_CASE("program: a checkpoint that is damaged or of another model is refused 
   REQUIRE_THROWS_AS(other.load(before), lamina::decode_error);
   REQUIRE(worker.save() == before);
 }
+
+}  // namespace lamina_test::checkpoint

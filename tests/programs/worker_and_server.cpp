@@ -12,6 +12,8 @@
 #include "catch.hpp"
 #include "training.hpp"
 
+namespace lamina_test::worker_and_server {
+
 namespace {
 
 constexpr std::size_t workers = 3;
@@ -172,3 +174,5 @@ TEST_CASE("program: an asynchronous server replies with what each worker has not
     REQUIRE(replicas[rank] == parameters);  // the updates that others caused, too
   }
 }
+
+}  // namespace lamina_test::worker_and_server
