@@ -39,6 +39,20 @@ void add(tensors<T>& all, const tensors<T>& other, T scale = 1) {
   }
 }
 
+template <class T>
+std::vector<std::byte> frame_of(const lamina::frame_header& header, const lamina::selection& chosen,
+                                const tensors<T>& values, std::uint32_t run = 0) {
+  lamina::frame_encoder<T> encoder(chosen.model(), run);
+  return encoder.encode(header, chosen, [&](std::size_t f) -> const std::vector<T>& { return values[f]; })
+      .to_bytes();
+}
+
+lamina::selection everything(const lamina::layout& model) {
+  lamina::selection all(model);
+  all.send_all();
+  return all;
+}
+
 enum class mistake {
   none,
   overwrites,            // y, in place of shifting it
@@ -140,15 +154,15 @@ class cluster {
       }
     }
     if (options_.made == mistake::takes_its_own_mean) {
-      own_outer_.resize(workers.size(), outer_);
       std::vector<std::vector<std::byte>>& updates = under_way_.emplace_back();
       for (std::size_t w = 0; w < workers.size(); ++w) {
+        lamina::outer_optimizer<T> own_outer = outer_;
         lamina::server<T> own(fragments(), of_updates);
         REQUIRE_FALSE(own.add(frames[w]));
-        updates.push_back(update_of(own, own_outer_[w]));
+        updates.push_back(update_of(own, own_outer));
       }
     } else {
-      under_way_.push_back({update_of(server, outer_)});
+      under_way_.emplace_back(workers.size(), update_of(server, outer_));
     }
     if (options_.when == arrival::after_commit) apply_due();
     return sent;
@@ -185,10 +199,6 @@ class cluster {
     }
   }
 
-  std::uint32_t sender_of(const lamina::local_delta<T>& compressor) const {
-    const auto is_its = [&](const worker& each) { return &each.compressor == &compressor; };
-    return static_cast<std::uint32_t>(std::ranges::find_if(workers, is_its) - workers.begin());
-  }
   // Commits what arrives of the frame, in which the rest becomes zeros, as at a receiver.
   void lose_chunks(lamina::local_delta<T>& compressor, std::vector<std::byte>& frame) {
     lamina::delivery arrived(compressor.chosen(), lamina::payload_block_elements);
@@ -210,15 +220,11 @@ class cluster {
     } else {
       compressor.commit(arrived);
     }
-    lamina::frame_encoder<T> encoder(fragments());
-    frame = encoder
-                .encode({.kind = lamina::frame_kind::updates,
-                         .step = compressor.step(),
-                         .sender = sender_of(compressor),
-                         .payload = options_.compress.payload},
-                        compressor.chosen(),
-                        [&](std::size_t fragment) -> const std::vector<T>& { return r[fragment]; })
-                .to_bytes();
+    const lamina::frame_header header{.kind = lamina::frame_kind::updates,
+                                      .step = compressor.step(),
+                                      .sender = lamina::decode<T>(frame, fragments()).sender(),
+                                      .payload = options_.compress.payload};
+    frame = frame_of(header, compressor.chosen(), r);
   }
 
   std::vector<std::byte> update_of(lamina::server<T>& server, lamina::outer_optimizer<T>& outer) {
@@ -238,60 +244,49 @@ class cluster {
       std::vector<T> nothing(d[fragment].size());
       outer(fragment, 0, nothing);
     }
-    lamina::frame_encoder<T> encoder(fragments());
-    return encoder
-        .encode({.kind = lamina::frame_kind::updates, .step = step, .payload = options_.outer.payload},
-                arrived, [&](std::size_t fragment) -> const std::vector<T>& { return d[fragment]; })
-        .to_bytes();
+    return frame_of<T>({.kind = lamina::frame_kind::updates, .step = step, .payload = options_.outer.payload},
+                       arrived, d);
   }
 
   void apply_while_more_than(std::size_t delay) {
     if (under_way_.size() <= delay) return;
-    const std::vector<std::vector<std::byte>>& updates = under_way_.front();
+    auto bytes = under_way_.front().begin();
     for (worker& each : workers) {
-      const auto index = static_cast<std::size_t>(&each - workers.data());
-      const auto update = lamina::decode<T>(updates[updates.size() == 1 ? 0 : index], fragments());
+      // One that has joined since takes what all others do.
+      const auto update =
+          lamina::decode<T>(bytes == under_way_.front().end() ? bytes[-1] : *bytes++, fragments());
       each.compressor.apply(update, each.x, each.y);
-      if (options_.made == mistake::overwrites) overwrite(each, update);
+      for (std::size_t f = 0; f < update.layers() && options_.made == mistake::overwrites; ++f) {
+        if (!update.is_dropped(f)) each.y[f] = each.x[f];
+      }
     }
     under_way_.pop_front();
-  }
-
-  static void overwrite(worker& each, const lamina::frame_view<T>& update) {
-    for (std::size_t fragment = 0; fragment < update.layers(); ++fragment) {
-      if (!update.is_dropped(fragment)) each.y[fragment] = each.x[fragment];
-    }
   }
 
   run_options options_;
   std::mt19937 random_{29};
   lamina::outer_optimizer<T> outer_;
-  std::vector<lamina::outer_optimizer<T>> own_outer_;  // of takes_its_own_mean
-  std::deque<std::vector<std::vector<std::byte>>>
-      under_way_;  // of each step one for all, or one for each worker
+  std::deque<std::vector<std::vector<std::byte>>> under_way_;  // of each step one for each worker
 };
 
-template <class T>
-std::vector<tensors<T>> random_moves(std::mt19937& random, const lamina::layout& model, std::size_t workers) {
-  std::vector<tensors<T>> moves;
-  for (std::size_t w = 0; w < workers; ++w) {
-    tensors<T>& all = moves.emplace_back();
-    for (const std::size_t elements : model.sizes())
-      all.push_back(lamina_test::random_fractions<T>(random, elements));
+template <class T, class Draw>
+std::vector<tensors<T>> drawn_moves(const lamina::layout& model, std::size_t workers, const Draw& draw) {
+  std::vector<tensors<T>> moves(workers);
+  for (tensors<T>& all : moves) {
+    for (const std::size_t elements : model.sizes()) all.push_back(draw(elements));
   }
   return moves;
 }
-
+template <class T>
+std::vector<tensors<T>> random_moves(std::mt19937& random, const lamina::layout& model, std::size_t workers) {
+  return drawn_moves<T>(model, workers,
+                        [&](std::size_t n) { return lamina_test::random_fractions<T>(random, n); });
+}
 template <class T>
 std::vector<tensors<T>> integer_moves(std::mt19937& random, const lamina::layout& model, std::size_t workers,
                                       std::size_t magnitude = 8) {
-  std::vector<tensors<T>> moves;
-  for (std::size_t w = 0; w < workers; ++w) {
-    tensors<T>& all = moves.emplace_back();
-    for (const std::size_t elements : model.sizes())
-      all.push_back(lamina_test::random_integers<T>(random, elements, magnitude));
-  }
-  return moves;
+  return drawn_moves<T>(model, workers,
+                        [&](std::size_t n) { return lamina_test::random_integers<T>(random, n, magnitude); });
 }
 
 const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::payload_type::float16,
@@ -634,11 +629,7 @@ TEST_CASE("local delta: an update of a step that was not committed is refused") 
     for (float& each : y[0]) each += 1;
   }
   // From steps that are not there yet, whatever the phase.
-  lamina::frame_encoder<float> encoder(model);
-  lamina::selection all(model);
-  all.send(0);
-  const auto give = [&](std::size_t l) -> const std::vector<float>& { return x[l]; };
-  const auto bytes = encoder.encode({.kind = lamina::frame_kind::updates, .step = 9}, all, give).to_bytes();
+  const auto bytes = frame_of({.kind = lamina::frame_kind::updates, .step = 9}, everything(model), x);
   CHECK(message_of([&] { compressor.apply(lamina::decode<float>(bytes, model), x, y); }) ==
         "apply: the update of step 9 comes before that step was committed");
   lamina::local_delta<float> resumed(model, {.drop_ratio = 0});
@@ -703,10 +694,7 @@ TEST_CASE("local delta: parameters and updates that are not finite are refused, 
     compressor.commit();
     tensors<float> broken = zeros_like<float>(compressor.fragments());
     broken[2].back() = bad;
-    lamina::frame_encoder<float> encoder(compressor.fragments());
-    const auto give = [&](std::size_t f) -> const std::vector<float>& { return broken[f]; };
-    const auto bytes =
-        encoder.encode({.kind = lamina::frame_kind::updates}, compressor.chosen(), give).to_bytes();
+    const auto bytes = frame_of({.kind = lamina::frame_kind::updates}, compressor.chosen(), broken);
     std::vector<float> d(5004);
     d[5003] = bad;
     const auto update = lamina::decode<float>(bytes, compressor.fragments());
@@ -1013,20 +1001,15 @@ TEST_CASE("local delta: what is called out of order, or does not fit, is named a
   CHECK(message_of([&] { compressor.forget(2); }) == "forget: step 2 is not under way");
   CHECK(message_of([&] { compressor.abandon(2); }) == "abandon: step 2 is not under way");
   CHECK(message_of([&] { compressor.commit_lost(); }) == "commit_lost: step 1 has ended");
-  lamina::frame_encoder<float> encoder(three_layers, 7);
   const lamina::selection nothing(three_layers);
-  const auto give = [&](std::size_t l) -> const std::vector<float>& { return x[l]; };
-  const auto empty = encoder.encode({.kind = lamina::frame_kind::updates}, nothing, give).to_bytes();
+  const auto empty = frame_of({.kind = lamina::frame_kind::updates}, nothing, x, 7);
   CHECK(message_of([&] { compressor.apply(lamina::decode<float>(empty, three_layers), x, y); }) ==
         "apply: the update of step 1 lacks 'layer0', which was sent in it");
-  const auto gradients = encoder.encode({}, nothing, give).to_bytes();
-  CHECK(throws<lamina::decode_error>(
-      [&] { compressor.apply(lamina::decode<float>(gradients, three_layers), x, y); }));
-  const auto other_run = lamina::frame_encoder<float>(three_layers, 8)
-                             .encode({.kind = lamina::frame_kind::updates}, nothing, give)
-                             .to_bytes();
-  CHECK(throws<lamina::decode_error>(
-      [&] { compressor.apply(lamina::decode<float>(other_run, three_layers), x, y); }));
+  for (const auto& other :
+       {frame_of({}, nothing, x, 7), frame_of({.kind = lamina::frame_kind::updates}, nothing, x, 8)}) {
+    CHECK(throws<lamina::decode_error>(
+        [&] { compressor.apply(lamina::decode<float>(other, three_layers), x, y); }));
+  }
   const auto update = lamina::decode<float>(bytes, three_layers);
   CHECK(throws<std::invalid_argument>([&] { compressor.apply(update, x, tensors<float>(2)); }));
   tensors<float> short_y = y;
