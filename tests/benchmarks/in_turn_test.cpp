@@ -79,6 +79,10 @@ TEST_CASE(
   senders limited(model, 0, 100'000, 1'000'000);
   // Two steps would take 1.28 MB, and eight frames are beyond the cache.
   REQUIRE(limited.in_turn(8).size() == 1);
+  // Fewer workers have the same frames.
+  const frames_of_step of_three = limited.in_turn(3).front();
+  const frames_of_step of_eight = limited.in_turn(8).front();
+  for (std::size_t w = 0; w < 3; ++w) REQUIRE(of_three.frames[w].data() == of_eight.frames[w].data());
   constexpr std::size_t cache = 100'000;
   for (const double drop_ratio : {0.0, 0.9}) {
     senders from(model, drop_ratio, cache);
