@@ -49,7 +49,7 @@ OPTIMIZERS = {  # of the groups of parameters, and of the workers whose steps ar
     "sgd": lambda groups, workers: torch.optim.SGD(groups, lr=0.0),
     "nesterov": lambda groups, workers: torch.optim.SGD(groups, lr=0.0, momentum=0.9, nesterov=True),
 }
-# AdamW's stands beside the gradient, that of SGD is added to it.
+# AdamW's is apart from the gradient, that of SGD is added to it.
 WEIGHT_DECAY = {"adamw": 0.1, "adamw_of_mean": 0.1, "sgd": 5e-4, "nesterov": 5e-4}
 
 

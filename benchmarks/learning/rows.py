@@ -17,31 +17,31 @@ class Row:
     rate: float = 1e-3  #: the largest learning rate; it grows over the first 100 steps, and falls as a cosine to a tenth
     optimizer: str = "adamw"  #: of optimizers.OPTIMIZERS; demo and onebit are optimizers of their own
     payload: str = "as_is"  #: of what is sent, both ways, of payload.PAYLOADS
-    part: int = 4096  #: elements of a part at most; a multiple of 4,096
+    part: int = 4096  #: elements of a fragment at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back
     clipped: str = "arrived"  #: of gradients, powersgd and scalecom: "arrived", what came together; or "gradients", each before that
     correction: float = 0.0  #: of gradients and dgc: momentum of each worker in its residual, cleared with what is sent; wants sgd
-    held_back: str = "zeros"  #: of gradients: to the optimizer of parts held back; or "nothing", so that they and its state stand still
+    held_back: str = "zeros"  #: of gradients: to the optimizer of dropped fragments; or "nothing", so that they and its state stand still
     rank: int = 1  #: of powersgd
     dense_steps: int = 0  #: of powersgd and onebit: steps at the beginning in which everything is sent, as it is
     interval: int = 30  #: of sparseloco: the steps from one sending to the next
     averaged: str = "senders"  #: of sparseloco: the mean of an element is over those that sent it; or over all "workers"
     left_kept: float = 0.95  #: of sparseloco: of what is left after an exchange, what is there at the next
     unsent: str = "outside"  #: of sparseloco: where it waits, "outside" of what a worker computes with, or "within"
-    sends: str = "elements"  #: of sparseloco: the largest elements of each 4,096; or a share of whole "parts", in 4 bits, those of largest value
+    sends: str = "elements"  #: of sparseloco: the largest elements of each 4,096; or a share of whole fragments ("parts"), in 4 bits, those of largest value
     answer: str = "relayed"  #: of sparseloco: what each receives, what all others send "relayed"; or the mean of all, "rounded" as they are
     top: int = 64  #: of sparseloco: the elements that are sent of each 4,096; of demo: of each tile
-    share: float = 0.001  #: of dgc and scalecom: of a matrix's elements those that are sent; of sparseloco: of the parts
+    share: float = 0.001  #: of dgc and scalecom: of a matrix's elements those that are sent; of sparseloco: of the fragments
     ramp_steps: int = 0  #: of dgc: steps at the beginning in which a fourth, a sixteenth, ... of the elements are sent
     low_pass: float = 1.0  #: of scalecom: the share of a step that its residual takes in; 1: all of it
     momentum_kept: float = 0.999  #: of demo
-    choice: str = "value"  #: of local, of choices.CHOICES: parts by value, parts in turn, or all at once and then nothing for a while
+    choice: str = "value"  #: of local, of choices.CHOICES: fragments by value, in turn, or all at once and then nothing for a while
     value: str = "mean_abs"  #: of choice=value, of choices.VALUES
-    age_power: float = 0.0  #: of choice=value: it is multiplied by the steps that a part has waited, to this power
-    at_least_every: int = 0  #: of choice=value: a part that was held back for so many steps goes out whatever its value; 0: never
+    age_power: float = 0.0  #: of choice=value: it is multiplied by its age, the steps since it was sent, to this power
+    at_least_every: int = 0  #: of choice=value: a fragment that was dropped for so many steps goes out whatever its value; 0: never
     traffic: float = 0.01  #: of local: the bytes each way over those of the dense run, headers and values included, at most
-    delay: int = 0  #: of local: steps between a part's sending and its arrival
-    drift_kept: float = 1.0  #: of local: of a drift, what is left after each step; 1: all of it
+    delay: int = 0  #: of local: steps between sending a fragment and its arrival
+    drift_kept: float = 1.0  #: of local: of a local delta, what is left after each step; 1: all of it
     outer_rate: float = 0.7  #: of local and sparseloco, whose paper has 1
     outer_momentum: float = 0.9  #: of local
     outer_clock: str = "sends"  #: of local: what the outer momentum counts, of schemes.CLOCKS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What the tasks of the study have in common. A task has beside it
+"""What the tasks of the study have in common. A task has besides
     name, clip, warm_up_steps      of its results; the norm of a gradient at most, or None; steps in which the rate grows
     read(path) -> data             OSError or ValueError for what is not the task's
     data_of(data) -> dict          by which a result says what was learned

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <random>
 #include <span>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -25,7 +27,7 @@ std::vector<T> adapted_values(std::size_t count = 5000) {
   return random_fractions<T>(random, count);
 }
 
-/// Functors give the bits that they give for a vector of these values. l1_norm and root_mean_square go over the elements as
+/// Functors give bitwise what they give for a vector of these values. l1_norm and root_mean_square go over the elements as
 /// mean_abs and l2_norm do.
 template <class T, class Tensor>
 void require_functors(const Tensor& tensor, const std::vector<T>& values) {
@@ -35,7 +37,21 @@ void require_functors(const Tensor& tensor, const std::vector<T>& values) {
   REQUIRE(same(lamina::max_abs{}));
 }
 
-/// The tensor is read at `memory`, where the values lie, and gives functors and residuals the values' bits.
+/// Refused to read, to write, by the functors and by accumulate, with a message that holds `sentence`, or to write `of_writing`.
+template <class T, class Tensor>
+void require_refused(Tensor&& tensor, const std::string& sentence, const std::string& of_writing = "") {
+  const auto is_refused = [&](const std::string& expected, auto call) {
+    return contains(message_of<std::invalid_argument>(call), expected);
+  };
+  lamina::residual_accumulator<T> residual(model_of({6}));
+  REQUIRE(is_refused(sentence, [&] { (void)lamina::elements_of<T>(tensor); }));
+  REQUIRE(is_refused(of_writing.empty() ? sentence : of_writing,
+                     [&] { (void)lamina::writable_elements_of<T>(tensor); }));
+  REQUIRE(is_refused(sentence, [&] { (void)lamina::mean_abs{}(tensor); }));
+  REQUIRE(is_refused(sentence, [&] { lamina_test::accumulate(residual, 0, tensor); }));
+}
+
+/// The tensor is read at `memory`, where the values lie, and gives functors and residuals bitwise these values.
 template <class T, class Tensor>
 void require_readable(const Tensor& tensor, const T* memory, const std::vector<T>& values) {
   REQUIRE(lamina::elements_of<T>(tensor).data() == memory);

@@ -46,7 +46,7 @@ void bytes_arrive() {
   }
 }
 
-// A frame whose segments are much smaller and larger than a piece.
+// A frame whose segments are much smaller and larger than one of MPI.
 void frames_arrive() {
   std::vector<lamina::layer> layers;
   for (std::size_t l = 0; l < 300; ++l)
@@ -120,7 +120,7 @@ void silence_is_an_error() {
     expect(rank_that_was_lost([&] { lamina::mpi::wait_for_message(MPI_ANY_SOURCE, 5, world, patience); }) ==
                MPI_ANY_SOURCE,
            "all were silent");
-    // So small that all pieces are under way: rank 1 gets it in spite of the error.
+    // So small that all of it is under way: rank 1 gets it in spite of the error.
     const auto bytes = numbered(7 * mebibyte, 2);
     expect(rank_that_was_lost([&] { send(bytes, 1, 6, world, patience); }) == 1, "rank 1 took nothing");
     MPI_Barrier(world);

@@ -136,8 +136,7 @@ TEST_CASE("baselines: top-k sends the k largest of each layer and k of them wher
   // A count for each layer, and an index and a number for each element.
   std::size_t kept = 0;
   for (const std::size_t size : model.sizes()) kept += share_of(size, fraction);
-  const std::size_t bitmaps = (8 * 4 * 9 + 7) / 8 + 1 + (10 * 333 + 7) / 8 + 1;
-  REQUIRE(worker.message_bytes() <= 4 * model.layers() + std::min(8 * kept, 4 * kept + bitmaps));
+  REQUIRE(worker.message_bytes() <= 4 * model.layers() + 8 * kept);
 }
 
 TEST_CASE("baselines: sampled top-k sends about as much as asked for, and never more than 1.3 times") {
@@ -165,36 +164,36 @@ TEST_CASE("baselines: sampled top-k sends about as much as asked for, and never 
 }
 
 TEST_CASE("baselines: one pass takes what a threshold leaves, and finds the share in a few steps") {
-  const lamina::layout one({{"layer", {100'003}}, {"small", {5}}});
+  const lamina::layout one({{"layer", {30'003}}, {"small", {5}}});
   for (const double fraction : {0.05, 0.5}) {
     one_pass_threshold worker(one, fraction);
     numbers last;
     double share = 0;
-    for (unsigned step = 1; step <= 60; ++step) {
+    for (unsigned step = 1; step <= 40; ++step) {
       std::mt19937 random(step);
       std::exponential_distribution<float> law;
       numbers gradient(one.elements());
       for (float& each : gradient) each = law(random) * (random() % 2 == 0 ? 1.0F : -1.0F);
       worker.step(gradient);
       last = received(worker, one.elements());
-      share = static_cast<double>(nonzero(std::span(last).first(100'003))) / 100'003;
+      share = static_cast<double>(nonzero(std::span(last).first(30'003))) / 30'003;
       // Nothing that stayed is as large as anything that went.
       float smallest = 1e9F;
-      for (std::size_t i = 0; i < 100'003; ++i) {
+      for (std::size_t i = 0; i < 30'003; ++i) {
         if (last[i] != 0) smallest = std::min(smallest, std::abs(last[i]));
       }
-      REQUIRE(std::ranges::all_of(std::span(worker.residual()).first(100'003),
+      REQUIRE(std::ranges::all_of(std::span(worker.residual()).first(30'003),
                                   [&](float x) { return std::abs(x) <= smallest; }));
     }
     REQUIRE(share > 0.85 * fraction);
     REQUIRE(share < 1.15 * fraction);
     const std::size_t kept = nonzero(last);
-    const std::size_t of_first = nonzero(std::span(last).first(100'003));
-    REQUIRE(worker.message_bytes() == 4 * kept + 2 * 4 + std::min<std::size_t>(4 * of_first, 12'501) +
+    const std::size_t of_first = nonzero(std::span(last).first(30'003));
+    REQUIRE(worker.message_bytes() == 4 * kept + 2 * 4 + std::min<std::size_t>(4 * of_first, 3'751) +
                                           std::min<std::size_t>(4 * (kept - of_first), 1));
     // 5 % are 8.1 % as a bitmap and numbers, and about 5.9 % at the entropy of their places.
     REQUIRE(worker.entropy_bytes() < static_cast<double>(worker.message_bytes()));
-    if (fraction == 0.05) REQUIRE(std::abs(worker.entropy_bytes() / (4.0 * 100'008) - share - 0.009) < 0.001);
+    if (fraction == 0.05) REQUIRE(std::abs(worker.entropy_bytes() / (4.0 * 30'008) - share - 0.009) < 0.001);
   }
 }
 
@@ -233,7 +232,7 @@ TEST_CASE("baselines: an 8-bit float is the nearest one, whatever the number") {
   REQUIRE(all.back() == 448);
   REQUIRE(std::ranges::is_sorted(all));
   std::mt19937 random(9);
-  for (int i = 0; i < 100'000; ++i) {
+  for (int i = 0; i < 10'000; ++i) {
     const float x =
         std::ldexp(static_cast<float>(random() % 65536) / 65536.0F, static_cast<int>(random() % 20) - 11);
     if (x > 448) continue;
@@ -382,20 +381,14 @@ TEST_CASE(
           128 + 4 * sent_elements);  // header and bitmap, as docs/wire-format.md has it
 }
 
-TEST_CASE("baselines: the exact threshold keeps exactly so many") {
+TEST_CASE(
+    "baselines: the exact threshold keeps exactly so many, and each estimate is near where its assumption "
+    "holds") {
   std::vector<float> scratch;
-  const numbers elements = drawn(10'007, std::normal_distribution<double>());
-  for (const std::size_t keep : {std::size_t{1}, std::size_t{10}, std::size_t{5'000}, std::size_t{10'007}}) {
-    REQUIRE(count_at_or_above(elements, exact_threshold(elements, keep, scratch)) == keep);
-  }
-}
-
-TEST_CASE("baselines: each estimate of a threshold is near where its assumption holds") {
-  std::vector<float> scratch;
-  constexpr std::size_t count = 500'000;
+  constexpr std::size_t count = 200'000;
   const numbers normal = drawn(count, std::normal_distribution<double>());
   const numbers exponential = drawn(count, std::exponential_distribution<double>());
-  for (const double fraction : {0.001, 0.01, 0.05, 0.5}) {
+  for (const double fraction : {0.01, 0.05, 0.5}) {
     INFO(fraction);
     const auto keep = static_cast<std::size_t>(fraction * count);
     const auto kept = [&](const numbers& elements, float threshold) {
@@ -412,6 +405,9 @@ TEST_CASE("baselines: each estimate of a threshold is near where its assumption 
     REQUIRE(kept(normal, gaussian_threshold(normal, keep)) == Approx(1).margin(0.05));
     REQUIRE(kept(exponential, exponential_threshold(exponential, keep, scratch)) == Approx(1).margin(0.1));
   }
+  const numbers some = drawn(10'007, std::normal_distribution<double>());
+  for (const std::size_t keep : {1U, 10U, 5'000U, 10'007U})
+    REQUIRE(count_at_or_above(some, exact_threshold(some, keep, scratch)) == keep);
   // All zero: every threshold is zero, and keeps all.
   const numbers zeros(100);
   REQUIRE(exact_threshold(zeros, 3, scratch) == 0);

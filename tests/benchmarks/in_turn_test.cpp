@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What the benchmarks use in turn is more than the last-level cache holds, and workers choose as in training.
+// What the benchmarks use in turn is more than the last-level cache holds, workers choose as in training, and models are the real ones.
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "catch.hpp"
@@ -14,7 +16,7 @@
 
 using namespace lamina_benchmark;
 
-TEST_CASE("in turn: beside each set the others are one and a half times the cache, and two at least") {
+TEST_CASE("in turn: besides each set the others are one and a half times the cache, and two at least") {
   REQUIRE(count_in_turn(100, 1000) == 16);
   REQUIRE(count_in_turn(150, 1000) == 11);
   REQUIRE(count_in_turn(151, 1000) == 11);
@@ -32,12 +34,11 @@ TEST_CASE("in turn: beside each set the others are one and a half times the cach
   REQUIRE(sets.are_enough());
   REQUIRE(sets.count() == 3);
   REQUIRE(sets.bytes() == 2900);
-}
 
-TEST_CASE("in turn: no set more than a limit allows, but always one") {
-  sets_in_turn sets(1000, 350);
-  while (!sets.are_enough()) sets.add(100);
-  REQUIRE(sets.bytes() == 300);
+  // No more than a limit allows, but always one.
+  sets_in_turn limited(1000, 350);
+  while (!limited.are_enough()) limited.add(100);
+  REQUIRE(limited.bytes() == 300);
   sets_in_turn large(1000, 350);
   REQUIRE_FALSE(large.are_enough());
   large.add(400);
@@ -56,24 +57,32 @@ TEST_CASE("in turn: gradients of half the width are as many bytes") {
   REQUIRE(floats[0] != floats[1]);
 }
 
-TEST_CASE("in turn: a piece of numbers comes again after more than the cache") {
+TEST_CASE("in turn: a run of numbers comes again after more than the cache") {
   constexpr std::size_t cache = 10'000;
   numbers_in_turn numbers(1000, cache);
   REQUIRE(numbers.size_bytes() >= 15'000 + 1000 * sizeof(float));
-  std::vector<const float*> pieces;
+  std::vector<const float*> places;
   std::size_t bytes = 0;
   const float* const first = numbers.next(700);
   for (const float* each = numbers.next(700); each != first; each = numbers.next(700)) {
-    pieces.push_back(each);
+    places.push_back(each);
     bytes += 700 * sizeof(float);
   }
-  REQUIRE(bytes >= 15'000 - 700 * sizeof(float));  // at the end there may be no room for one piece more
-  REQUIRE(pieces.front() == first + 700);
-  REQUIRE(std::ranges::is_sorted(pieces));
+  REQUIRE(bytes >= 15'000 - 700 * sizeof(float));  // at the end there may be no room for one more
+  REQUIRE(places.front() == first + 700);
+  REQUIRE(std::ranges::is_sorted(places));
 }
 
-TEST_CASE("senders: the frames that come in between are one and a half times the cache") {
+TEST_CASE(
+    "senders: the frames that come in between are one and a half times the cache, or what memory allows") {
   const lamina::layout model = equal_layers(40, 500);
+  senders limited(model, 0, 100'000, 1'000'000);
+  // Two steps would take 1.28 MB, and eight frames are beyond the cache.
+  REQUIRE(limited.in_turn(8).size() == 1);
+  // Fewer workers have the same frames.
+  const frames_of_step of_three = limited.in_turn(3).front();
+  const frames_of_step of_eight = limited.in_turn(8).front();
+  for (std::size_t w = 0; w < 3; ++w) REQUIRE(of_three.frames[w].data() == of_eight.frames[w].data());
   constexpr std::size_t cache = 100'000;
   for (const double drop_ratio : {0.0, 0.9}) {
     senders from(model, drop_ratio, cache);
@@ -96,16 +105,6 @@ TEST_CASE("senders: the frames that come in between are one and a half times the
   }
 }
 
-TEST_CASE("senders: no more memory than is allowed, and the same frames for fewer workers") {
-  const lamina::layout model = equal_layers(40, 500);
-  senders from(model, 0, 100'000, 1'000'000);
-  REQUIRE(from.in_turn(8).size() ==
-          1);  // two steps would take 1.28 MB, and eight frames are beyond the cache
-  const frames_of_step of_three = from.in_turn(3).front();
-  const frames_of_step of_eight = from.in_turn(8).front();
-  for (std::size_t w = 0; w < 3; ++w) REQUIRE(of_three.frames[w].data() == of_eight.frames[w].data());
-}
-
 TEST_CASE("senders: four workers choose of ResNet-50 as in training") {
   const lamina::layout model = read_model("resnet50");
   senders from(model, 0.95, 10'000'000);
@@ -117,25 +116,23 @@ TEST_CASE("senders: four workers choose of ResNet-50 as in training") {
   for (const frames_of_step& step : steps) {
     // As the server sees it.
     std::vector<bool> in_any(model.layers());
-    std::size_t sent = 0;
-    std::size_t in_frames = 0;
+    double in_frames = 0;
+    double sent = 0;
     for (std::size_t w = 0; w < 4; ++w) {
       const auto frame = lamina::decode<float>(step.frames[w], model);
-      REQUIRE(frame.sender() == w);
-      REQUIRE(frame.step() == 1);
+      REQUIRE((frame.sender() == w && frame.step() == 1));
       std::vector<bool> choice(model.layers());
       for (std::size_t l = 0; l < model.layers(); ++l) {
         if (frame.is_dropped(l)) continue;
-        choice[l] = true;
-        in_frames += model.sizes()[l];
-        if (!in_any[l]) sent += model.sizes()[l];
-        in_any[l] = true;
+        const double share = static_cast<double>(model.sizes()[l]) / static_cast<double>(model.elements());
+        in_frames += share / 4;
+        sent += in_any[l] ? 0 : share;
+        choice[l] = in_any[l] = true;
       }
       choices.insert(choice);
     }
-    const auto elements = static_cast<double>(model.elements());
-    REQUIRE(step.together_send == Approx(static_cast<double>(sent) / elements));
-    REQUIRE(step.each_sends == Approx(static_cast<double>(in_frames) / 4 / elements));
+    REQUIRE(step.together_send == Approx(sent));
+    REQUIRE(step.each_sends == Approx(in_frames));
     each_sends += step.each_sends / static_cast<double>(steps.size());
     together_send += step.together_send / static_cast<double>(steps.size());
   }
@@ -145,4 +142,47 @@ TEST_CASE("senders: four workers choose of ResNet-50 as in training") {
   REQUIRE(together_send > 0.10);
   REQUIRE(together_send < 0.16);
   REQUIRE(choices.size() >= 3 * steps.size());
+}
+
+TEST_CASE("models: layers and elements are those of the published models") {
+  struct published {
+    std::string name;
+    std::size_t layers, elements, largest;
+  };
+  // As torchvision and transformers count them; largest is fc1 of VGG-16 and the embeddings of the other two.
+  const std::vector<published> expected = {{"resnet50", 161, 25'557'032, 512 * 512 * 9},
+                                           {"vgg16", 32, 138'357'544, 25'088 * 4'096},
+                                           {"bert_base", 199, 109'482'240, 30'522 * 768},
+                                           {"gpt2", 148, 124'439'808, 50'257 * 768}};
+  for (const published& each : expected) {
+    INFO(each.name);
+    const lamina::layout model = read_model(each.name);
+    REQUIRE(model.layers() == each.layers);
+    REQUIRE(model.elements() == each.elements);
+    REQUIRE(std::ranges::max(model.sizes()) == each.largest);
+  }
+  REQUIRE_THROWS_WITH(read_model("alexnet"), Catch::Contains("alexnet.txt"));
+}
+
+TEST_CASE(
+    "models: a gradient is the same each time, differs from step to step, and follows the law it says") {
+  const lamina::layout model = equal_layers(2, 100'000);
+  const std::vector<float> first = gradient_of_step(model, 1);
+  REQUIRE(first == gradient_of_step(model, 1));
+  REQUIRE(first != gradient_of_step(model, 2));
+
+  const laplace_numbers numbers;
+  double sum = 0;
+  double magnitudes = 0;
+  std::size_t beyond = 0;
+  constexpr std::size_t count = 200'000;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float each = numbers(i);
+    sum += each;
+    magnitudes += std::abs(each);
+    beyond += std::abs(each) > 3 ? 1 : 0;
+  }
+  REQUIRE(std::abs(sum / count) < 0.02);
+  REQUIRE(magnitudes / count == Approx(1).margin(0.02));
+  REQUIRE(static_cast<double>(beyond) / count == Approx(std::exp(-3.0)).margin(0.005));
 }

@@ -12,10 +12,9 @@ import argparse
 import math
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Iterator, NamedTuple
 
-from models import Model, model_named
 from xxh3 import xxh3_64
 
 HEADER = struct.Struct("<4sHBBIIQQIHBBQIIQ")
@@ -25,6 +24,52 @@ ELEMENT_BYTES = {"float": 4, "double": 8}
 KINDS = {1: "gradients", 2: "parameters", 4: "updates"}
 PAYLOADS = {0: "as_is", 1: "binary16", 2: "bfloat16", 3: "int8", 4: "int4"}
 HAS_CHECKSUM, IS_LAST = 1, 2
+
+
+class Layer(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    size: int
+
+
+def layer(name: str, shape: str = "") -> Layer:
+    """64x3x7x7; a scalar has none."""
+    extents = tuple(int(extent) for extent in shape.split("x")) if shape else ()
+    return Layer(name, extents, math.prod(extents))
+
+
+def fingerprint_of(model: list[Layer]) -> int:
+    encoded = [struct.pack("<Q", len(model))]
+    for name, shape, _ in model:
+        encoded += [struct.pack("<Q", len(name.encode())), name.encode(), struct.pack(f"<{1 + len(shape)}Q", len(shape), *shape)]
+    value = 0xCBF29CE484222325
+    for byte in b"".join(encoded):
+        value = (value ^ byte) * 0x100000001B3 % 2 ** 64
+    return value
+
+
+def lines_of(path: Path) -> Iterator[list[str]]:
+    lines = (line.split() for line in path.read_text(encoding="utf-8").splitlines())
+    return (words for words in lines if words and words[0] != "#")
+
+
+def model_named(text: str) -> list[Layer]:
+    """FILE, or TABLE:NAME."""
+    if Path(text).is_file():
+        return [layer(*words) for words in lines_of(Path(text))]
+    path, _, name = text.rpartition(":")
+    model: list[Layer] = []
+    found = ""
+    for words in lines_of(Path(path)):
+        if words[0] == "model":
+            found = words[1]
+        elif found == name and words[0] == "layer":
+            model.append(layer(*words[1:]))
+        elif found == name and words[0] == "layers":
+            model += [layer(f"{words[2]}{index}", words[3]) for index in range(int(words[1]))]
+        elif found == name and words[0] == "file":
+            model += model_named(str(Path(path).parent / words[1]))
+    return model
 
 
 class FrameError(Exception):
@@ -71,33 +116,21 @@ def elements_of(data: bytes, payload_type: str, element_type: str, count: int) -
     return [as_float(product) for product in products] if element_type == "float" else products
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     kind: str
     element_type: str
     payload_type: str
     has_checksum: bool
+    step: int
     sender: int
     run: int
-    step: int
     sequence: int
     is_last: bool
     user: bytes
-    model: Model
-    present: list[bool]
-    payload: bytes
-
-    def elements(self, layer: int) -> list[float] | None:
-        """Those of a layer; None if it was dropped."""
-        if not self.present[layer]:
-            return None
-        begin = sum(layer_bytes(self.payload_type, self.element_type, n)
-                    for n, here in zip(self.model.sizes[:layer], self.present) if here)
-        size = layer_bytes(self.payload_type, self.element_type, self.model.sizes[layer])
-        return elements_of(self.payload[begin:begin + size], self.payload_type, self.element_type, self.model.sizes[layer])
+    layers: list[list[float] | None]  # None of one that was dropped
 
 
-def read_frame(data: bytes, model: Model, element_type: str | None = None) -> Frame:
+def read_frame(data: bytes, model: list[Layer], element_type: str | None = None) -> Frame:
     """Raises FrameError. `element_type` is the reader's own, "float" or "double"; without one, the frame's will do."""
     refuse_if(len(data) < HEADER.size, "truncated")
     (magic, version, element_code, kind, flags, sender, step, fingerprint, layers, sequence, payload_code, user_bytes,
@@ -109,24 +142,28 @@ def read_frame(data: bytes, model: Model, element_type: str | None = None) -> Fr
     refuse_if(kind not in KINDS, "unknown_kind")
     refuse_if(payload_code not in PAYLOADS, "unknown_payload_type")
     refuse_if(flags & ~(HAS_CHECKSUM | IS_LAST) != 0 or user_bytes > 64 or reserved != 0, "nonzero_reserved")
-    refuse_if(fingerprint != model.fingerprint or layers != len(model), "wrong_layout")
+    refuse_if(fingerprint != fingerprint_of(model) or layers != len(model), "wrong_layout")
 
     begin = bytes_before_payload(layers, user_bytes)
     refuse_if(len(data) < begin, "truncated")
-    bitmap, padding = (layers + 7) // 8, data[HEADER.size + (layers + 7) // 8 + user_bytes:begin]
-    bits = [bool(data[HEADER.size + bit // 8] >> bit % 8 & 1) for bit in range(8 * bitmap)]
-    refuse_if(any(bits[layers:]) or any(padding) or any(here and n == 0 for n, here in zip(model.sizes, bits)), "bad_presence")
+    user_at = HEADER.size + (layers + 7) // 8
+    bits = [bool(byte >> bit & 1) for byte in data[HEADER.size:user_at] for bit in range(8)]
+    is_sent_empty = any(here and each.size == 0 for each, here in zip(model, bits))
+    refuse_if(any(bits[layers:]) or any(data[user_at + user_bytes:begin]) or is_sent_empty, "bad_presence")
 
     payload_type = PAYLOADS[payload_code]
-    sent = [n for n, here in zip(model.sizes, bits) if here]
-    refuse_if(payload_bytes != sum(layer_bytes(payload_type, own_type, n) for n in sent), "bad_payload_size")
+    sizes = [layer_bytes(payload_type, own_type, each.size) if here else 0 for each, here in zip(model, bits)]
+    refuse_if(payload_bytes != sum(sizes), "bad_payload_size")
     refuse_if(len(data) - begin < payload_bytes, "truncated")
     refuse_if(len(data) - begin > payload_bytes, "trailing_bytes")
     expected = xxh3_64(data[:CHECKSUM_AT] + data[HEADER.size:]) if flags & HAS_CHECKSUM else 0
     refuse_if(checksum != expected, "checksum_mismatch")
-    user = data[HEADER.size + bitmap:HEADER.size + bitmap + user_bytes]
-    return Frame(KINDS[kind], own_type, payload_type, bool(flags & HAS_CHECKSUM), sender, run, step, sequence,
-                 bool(flags & IS_LAST), user, model, bits[:layers], data[begin:])
+    elements: list[list[float] | None] = []
+    for each, here, size in zip(model, bits, sizes):
+        elements.append(elements_of(data[begin:begin + size], payload_type, own_type, each.size) if here else None)
+        begin += size
+    return Frame(KINDS[kind], own_type, payload_type, bool(flags & HAS_CHECKSUM), step, sender, run, sequence,
+                 bool(flags & IS_LAST), data[user_at:user_at + user_bytes], elements)
 
 
 def main() -> None:
@@ -134,17 +171,16 @@ def main() -> None:
     parser.add_argument("frame", type=Path)
     parser.add_argument("--model", required=True, help="LAYERS, or TABLE:NAME")
     options = parser.parse_args()
+    model = model_named(options.model)
     try:
-        frame = read_frame(options.frame.read_bytes(), model_named(options.model))
+        frame = read_frame(options.frame.read_bytes(), model)
     except FrameError as refusal:
         sys.exit(f"{options.frame}: {refusal}")
     print(f"{frame.kind} of step {frame.step}, sender {frame.sender}, run {frame.run}, frame {frame.sequence}"
-          f"{', the last' if frame.is_last else ''}\nelements: {frame.element_type}, written as {frame.payload_type}\n"
-          f"layers: {sum(frame.present)} of {len(frame.model)}, {len(frame.payload)} bytes of payload")
-    for layer, name in enumerate(frame.model.names):
-        elements = frame.elements(layer)
-        print(f"  {name}: " + ("dropped" if elements is None else f"{len(elements)} elements: " +
-                               " ".join(f"{each:g}" for each in elements[:6]) + (" ..." if len(elements) > 6 else "")))
+          f"{', the last' if frame.is_last else ''}\nelements: {frame.element_type}, written as {frame.payload_type}")
+    for each, elements in zip(model, frame.layers):
+        print(f"  {each.name}: " + ("dropped" if elements is None else f"{len(elements)} elements: " +
+                                    " ".join(f"{value:g}" for value in elements[:6]) + (" ..." if len(elements) > 6 else "")))
 
 
 if __name__ == "__main__":

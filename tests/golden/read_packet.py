@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import struct
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import NamedTuple
 
 from xxh3 import xxh3_64
 
@@ -32,8 +31,7 @@ class PacketError(Exception):
     """What is refused; its text is the page's name for the reason."""
 
 
-@dataclass(frozen=True)
-class Packet:
+class Packet(NamedTuple):
     flags: int
     tag: int
     sender: int
@@ -48,8 +46,7 @@ class Packet:
     data: bytes
 
 
-@dataclass(frozen=True)
-class Control:
+class Control(NamedTuple):
     type: str
     transfer: int
     round: int
@@ -89,17 +86,14 @@ def read_control(message: bytes, secret: int) -> Control:
     return Control(TYPES[kind], transfer, round_, body)
 
 
-def read_either(data: bytes, secret: int) -> Union[Packet, Control]:
-    return read_packet(data, secret) if data[:4] == PACKET_MAGIC else read_control(data, secret)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--secret", required=True, type=lambda text: int(text, 16))
     options = parser.parse_args()
     try:
-        print(read_either(options.file.read_bytes(), options.secret))
+        data = options.file.read_bytes()
+        print((read_packet if data[:4] == PACKET_MAGIC else read_control)(data, options.secret))
     except PacketError as refusal:
         sys.exit(f"{options.file}: {refusal}")
 

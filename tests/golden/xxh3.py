@@ -63,11 +63,11 @@ def of_17_to_128_bytes(data: bytes, seed: int) -> int:
 def of_129_to_240_bytes(data: bytes, seed: int) -> int:
     length = len(data)
     total = length * PRIME64_1
-    for piece in range(8):
-        total += mixed(data, 16 * piece, 16 * piece, seed)
+    for block in range(8):
+        total += mixed(data, 16 * block, 16 * block, seed)
     total = avalanche(total & MASK)
-    for piece in range(8, length // 16):
-        total += mixed(data, 16 * piece, 16 * (piece - 8) + 3, seed)
+    for block in range(8, length // 16):
+        total += mixed(data, 16 * block, 16 * (block - 8) + 3, seed)
     total += mixed(data, length - 16, 119, seed)
     return avalanche(total & MASK)
 

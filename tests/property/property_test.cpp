@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The oracles of docs/algorithm.md as properties of random models, gradients, options and numbers of workers. What fails is
+// The invariants of docs/algorithm.md as properties of random models, gradients, options and numbers of workers. What fails is
 // made smaller and printed with a line that repeats it: RC_PARAMS="reproduce=..." in the environment.
 #include <rapidcheck.h>
 
@@ -107,7 +107,7 @@ TEMPLATE_TEST_CASE("property 3: with a threshold of this step as much is dropped
   }));
 }
 
-TEMPLATE_TEST_CASE("property 4: what stays behind is below the threshold", "", float, double) {
+TEMPLATE_TEST_CASE("property 4: what is dropped is below the threshold", "", float, double) {
   CHECK(rc::check([] {
     worker_options options = some_options();
     options.at_least_every = 0;
@@ -166,7 +166,7 @@ TEST_CASE("property 3 and 4, planned: as much is dropped as was asked for, by wh
   }));
 }
 
-TEMPLATE_TEST_CASE("property 7: R = 0 is dense SGD, bit for bit", "", float, double) {
+TEMPLATE_TEST_CASE("property 7: R = 0 is dense SGD, bitwise", "", float, double) {
   CHECK(rc::check([] {
     worker_options options;
     options.drop_ratio = 0;

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <fcntl.h>
-#include <poll.h>
-#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -18,15 +17,208 @@
 #include <utility>
 #include <vector>
 
-#include "books.hpp"
-#include "channel.hpp"
-#include "checkpoint.hpp"
 #include "lamina/lamina.hpp"
-#include "memory_watch.hpp"
+#include "lamina/udp/udp.hpp"
+#include "process.hpp"
 #include "setting.hpp"
-#include "uplink.hpp"
 
 namespace soak {
+
+inline constexpr float learning_rate = 0.0625F;
+
+inline std::vector<float> first_parameters(const lamina::layout& model) {
+  std::vector<float> parameters(model.elements());
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i] = static_cast<float>(i % 17) - 8;
+  return parameters;
+}
+
+/// What should be where, kept apart from the library in double, where all sums of a run are exact: for each worker what it
+/// has computed and the server has not received, which must be its residual; and what the model should be.
+class books {
+ public:
+  books(const setting& run, const lamina::layout& model)
+      : run_(run),
+        model_(model),
+        received_(model.elements()),
+        outstanding_(run.workers, std::vector<double>(model.elements())),
+        velocity_(outstanding_) {}
+
+  /// The worker has added its gradient of this step.
+  void add_gradient(std::size_t worker, std::uint64_t step) {
+    auto bad = bad_element(run_, model_, worker, step);
+    if (run_.options.non_finite == lamina::non_finite::refuse) bad.reset();  // refused, and then sent good
+    for (std::size_t l = 0; l < model_.layers(); ++l) {
+      const std::vector<float> gradient = gradient_of(run_, model_, worker, step, l);
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        if (bad == std::pair(l, i)) continue;
+        const std::size_t at = model_.offset(l) + i;
+        velocity_[worker][at] =
+            run_.options.momentum * velocity_[worker][at] + static_cast<double>(gradient[i]);
+        outstanding_[worker][at] += velocity_[worker][at];
+      }
+    }
+  }
+
+  /// The server has received this frame, with zeros where nothing arrived; nullptr: all of it has. Fragments lie in the order of the layers, so
+  /// their offsets are the model's.
+  void take(std::size_t worker, const lamina::frame_view<float>& frame, const lamina::layout& fragments,
+            const lamina::delivery* arrived) {
+    for (std::size_t fragment = 0; fragment < fragments.layers(); ++fragment) {
+      if (frame.is_dropped(fragment)) continue;
+      sent_.resize(fragments.sizes()[fragment]);
+      frame.restore(fragment, sent_);
+      const auto reset = [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) velocity_[worker][fragments.offset(fragment) + i] = 0;
+      };
+      arrived == nullptr ? reset(0, sent_.size()) : arrived->for_each_delivered(fragment, reset);
+      for (std::size_t i = 0; i < sent_.size(); ++i) {
+        const std::size_t at = fragments.offset(fragment) + i;
+        outstanding_[worker][at] -= static_cast<double>(sent_[i]);
+        received_[at] += static_cast<double>(sent_[i]);
+      }
+    }
+  }
+
+  /// Conservation: what was received and the residual are the sum of the gradients, ==. Throws with the number of
+  /// elements that are not.
+  void check_residual(std::size_t worker, std::span<const float> residual) const {
+    std::size_t lost = residual.size() == model_.elements() ? 0 : model_.elements();
+    for (std::size_t i = 0; i < residual.size() && residual.size() == model_.elements(); ++i) {
+      lost += static_cast<double>(residual[i]) != outstanding_[worker][i];
+    }
+    if (lost > 0)
+      throw std::runtime_error("worker " + std::to_string(worker) +
+                               ": lost elements: " + std::to_string(lost));
+  }
+
+  /// The model is what plain SGD makes of everything received, ==. Not where a step went on without some workers: its
+  /// mean is over those that came, and rounds.
+  void check_parameters(const std::vector<float>& parameters) const {
+    if (run_.is_synchronous && run_.sends_fail) return;
+    const std::vector<float> first = first_parameters(model_);
+    const double share = static_cast<double>(learning_rate) / static_cast<double>(run_.workers);
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      if (static_cast<double>(parameters[i]) != static_cast<double>(first[i]) - share * received_[i]) {
+        throw std::runtime_error("parameter " + std::to_string(i) + " is not what was received");
+      }
+    }
+  }
+
+  void save(std::ostream& out) const {
+    write(out, received_);
+    for (const auto* all : {&outstanding_, &velocity_}) {
+      for (const auto& each : *all) write(out, each);
+    }
+  }
+  void load(std::istream& in) {
+    read(in, received_);
+    for (auto* all : {&outstanding_, &velocity_}) {
+      for (auto& each : *all) read(in, each);
+    }
+  }
+
+ private:
+  setting run_;
+  lamina::layout model_;
+  std::vector<double> received_;  // from all workers together
+  std::vector<std::vector<double>> outstanding_;
+  std::vector<std::vector<double>> velocity_;
+  std::vector<float> sent_;
+};
+
+namespace udp = lamina::udp;
+
+/// What all ranks open before they are processes: the server, which is rank 0, and the workers.
+struct opened_ranks {
+  std::vector<udp::open_sockets> sockets;
+  std::vector<udp::rank_addresses> addresses;
+  std::uint64_t secret = 0;
+};
+inline opened_ranks open_ranks(const setting& run) {
+  opened_ranks all;
+  all.secret = udp::draw_secret();
+  for (std::size_t rank = 0; rank <= run.workers; ++rank) {
+    all.sockets.emplace_back(
+        udp::parse_addresses("127.0.0.1:0"),
+        udp::socket_options{.inject_loss = run.inject_loss, .inject_seed = run.seed << 8U | rank});
+    all.addresses.push_back(all.sockets.back().addresses);
+  }
+  return all;
+}
+
+/// The gradients' way: packets over UDP on loopback, some of which are lost. One end of it. Throws udp::peers_lost where a peer is gone.
+class uplink {
+ public:
+  uplink(const setting& run, const lamina::layout& fragments, std::size_t rank, opened_ranks opened)
+      : run_(run), grid_(grid_of(run, fragments)), losses_(grid_) {
+    udp::open_sockets here = std::move(opened.sockets[rank]);
+    opened.sockets.clear();  // those of the others are theirs
+    udp::transport_options options{
+        .rank = rank,
+        .ranks = run.workers + 1,
+        .secret = opened.secret,
+        .mtu = mtu,
+        .rate = {.link_bits = 10'000'000'000,
+                 .senders = rank == server ? 1 : static_cast<std::uint32_t>(run.workers)},
+        .meeting_timeout = 2 * timeout,
+        .name_of = name_of};
+    for (std::size_t other = 0; other <= run.workers; ++other) {
+      if ((rank == server) == (other == server)) continue;
+      options.peers.push_back({.rank = other,
+                               .sends = grid_,
+                               .takes = grid_,
+                               .most_bound_ppm = rank == server ? run.bound_ppm : 0,
+                               .timeout = timeout});
+    }
+    transport_.emplace(std::move(here), opened.addresses, options);
+  }
+
+  /// A worker's: what of the frame has arrived.
+  lamina::delivery send(const lamina::encoded_frame& frame, const lamina::selection& chosen) {
+    const lamina::bounded::frame_chunks chunks(frame, chosen, grid_, {.bound_ppm = run_.bound_ppm});
+    const lamina::bounded::obligations owed{.required = losses_.required(chosen, most_losses)};
+    auto sent = transport_->send_frame({&server, 1}, chunks, {&owed, 1});
+    losses_.note(sent[0].value());
+    return std::move(sent[0]).value();
+  }
+
+  /// The server's: the worker's next frame, with zeros where nothing arrived. It stands until the one after it is asked for. Throws
+  /// std::runtime_error where more is missing than may be.
+  udp::arrival receive(std::size_t worker) {
+    udp::arrival got = transport_->receive(worker + 1);
+    const lamina::delivery& arrived = got.arrived;
+    for (std::size_t fragment = 0; fragment < grid_.fragments().layers(); ++fragment) {
+      const std::size_t chunks = arrived.chunks(fragment);
+      if (arrived.lost_chunks(fragment) * 1'000'000 > chunks * run_.bound_ppm)
+        throw std::runtime_error("worker " + std::to_string(worker) + ": " +
+                                 std::to_string(arrived.lost_chunks(fragment)) + " of " +
+                                 std::to_string(chunks) + " chunks of a fragment are missing");
+    }
+    return got;
+  }
+
+ private:
+  static constexpr std::size_t server = 0;
+  static constexpr std::size_t mtu = 1500;
+  static constexpr std::chrono::seconds timeout = deadline;
+  static constexpr unsigned most_losses =
+      1;  // a velocity that waits for long needs more digits than a float has
+
+  static std::string name_of(std::size_t rank) {
+    return rank == server ? "the server" : "worker " + std::to_string(rank - 1);
+  }
+  static lamina::bounded::chunk_grid grid_of(const setting& run, const lamina::layout& fragments) {
+    const std::size_t bytes = mtu - 28 - lamina::bounded::packet_header_bytes;
+    const auto type = run.options.payload;
+    return lamina::bounded::chunk_grid::of<float>(fragments, type,
+                                                  lamina::bounded::chunk_elements<float>(type, bytes));
+  }
+
+  setting run_;
+  lamina::bounded::chunk_grid grid_;
+  lamina::bounded::loss_memory losses_;
+  std::optional<udp::transport> transport_;
+};
 
 /// What the server tells about its process as it goes: all of it counted from the start of the process.
 struct progress {
@@ -48,7 +240,7 @@ struct progress {
   }
 };
 
-/// The parameter server of a run, from the newest checkpoint to the last round, and the books beside it.
+/// The parameter server of a run, from the newest checkpoint to the last round, and its books.
 class server {
  public:
   /// \param opened  of a run with packets
@@ -170,15 +362,11 @@ class server {
     if (reply_fails(run_, worker, round))
       std::ignore = server_.reply(seen_by, layers);  // one that does not arrive
     const auto reply = server_.reply(seen_by, layers);
-    send(worker, round, reply.frame());
+    workers_[worker].send(message_kind::parameters, round, 0, reply.frame().segments());
     server_.commit(seen_by, reply.clock());
-  }
-
-  void send(std::size_t worker, std::uint64_t round, const lamina::encoded_frame& frame) {
-    workers_[worker].send(message_kind::parameters, round, 0, frame.segments());
     replied_[worker] = hash_of(parameters_);
     ++done_.frames;
-    done_.bytes += frame.size_bytes();
+    done_.bytes += reply.frame().size_bytes();
   }
 
   // All workers are at the same round. Each gets what it has not seen, saves, and shows what it has; the server's own
@@ -209,29 +397,27 @@ class server {
       std::memcpy(memory, bytes.data(), sizeof memory);
       std::memcpy(residual.data(), bytes.data() + sizeof memory, bytes.size() - sizeof memory);
       books_.check_residual(w, residual);
-      done_.growth_bytes = std::max({done_.growth_bytes, memory[0], memory_.growth_bytes()});
-      done_.peak_bytes = std::max({done_.peak_bytes, memory[1], memory_.peak_bytes()});
+      done_.growth_bytes = std::max({done_.growth_bytes, memory[0], memory_.growth});
+      done_.peak_bytes = std::max({done_.peak_bytes, memory[1], memory_.peak});
     }
   }
 
   void save(std::uint64_t round) {
-    file_writer file;
-    file.add(parameters_);
-    books_.save(file);
-    checkpoints_.save(file, "server", round, run_.checkpoint_every);
+    checkpoints_.save("server", round, run_.checkpoint_every, [&](std::ostream& out) {
+      write(out, parameters_);
+      books_.save(out);
+    });
   }
   void load(std::uint64_t round) {
-    file_reader file(checkpoints_.file("server", round));
-    parameters_ = file.vector_of<float>();
-    books_.load(file);
-    if (parameters_.size() != model_.elements())
-      throw std::runtime_error("the checkpoint is of another model");
+    std::ifstream in = checkpoints_.load("server", round);
+    read(in, parameters_);
+    books_.load(in);
   }
 
   // To a pipe that nobody may be reading any more: what does not fit is left out, the next report has it all.
   void report(std::uint64_t round) {
     done_.round = round;
-    [[maybe_unused]] const ssize_t ignored = write(progress_pipe_, &done_, sizeof done_);
+    [[maybe_unused]] const ssize_t ignored = ::write(progress_pipe_, &done_, sizeof done_);
   }
 
   setting run_;

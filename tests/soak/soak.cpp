@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint.hpp"
 #include "setting.hpp"
 #include "supervisor.hpp"
 
@@ -89,8 +88,10 @@ arguments parse(const std::vector<std::string>& words) {
 }
 
 std::vector<float> final_model(const std::filesystem::path& directory, const soak::setting& run) {
-  return soak::file_reader(soak::checkpoint_directory(directory).file("server", run.rounds))
-      .vector_of<float>();
+  std::ifstream in = soak::checkpoint_directory(directory).load("server", run.rounds);
+  std::vector<float> parameters;
+  soak::read(in, parameters);
+  return parameters;
 }
 
 void run_setting(const soak::setting& run, const std::filesystem::path& directory, std::uint64_t kill_every,
@@ -116,21 +117,21 @@ void run_setting(const soak::setting& run, const std::filesystem::path& director
 }
 
 void print(const soak::totals& all) {
-  const auto line = [](const char* name, std::uint64_t value) {
+  const std::pair<const char*, std::uint64_t> lines[] = {
+      {"runs", all.runs},
+      {"rounds", all.rounds},
+      {"checkpoints checked", all.of_processes.checkpoints},
+      {"kills", all.kills},
+      {"kills of the server", all.server_kills},
+      {"resumes", all.resumes},
+      {"frames", all.of_processes.frames},
+      {"bytes", all.of_processes.bytes},
+      {"missing at an end", all.of_processes.missing_elements},  // of a transfer; their workers keep them
+      {"lost elements", 0},                                      // one would have ended the run
+      {"largest RSS in KiB", all.of_processes.peak_bytes / 1024},
+      {"RSS growth in KiB", all.of_processes.growth_bytes / 1024}};
+  for (const auto& [name, value] : lines)
     std::printf("%-24s %llu\n", name, static_cast<unsigned long long>(value));
-  };
-  line("runs", all.runs);
-  line("rounds", all.rounds);
-  line("checkpoints checked", all.of_processes.checkpoints);
-  line("kills", all.kills);
-  line("kills of the server", all.server_kills);
-  line("resumes", all.resumes);
-  line("frames", all.of_processes.frames);
-  line("bytes", all.of_processes.bytes);
-  line("missing at an end", all.of_processes.missing_elements);  // of a transfer; their workers keep them
-  line("lost elements", 0);                                      // one would have ended the run
-  line("largest RSS in KiB", all.of_processes.peak_bytes / 1024);
-  line("RSS growth in KiB", all.of_processes.growth_bytes / 1024);
 }
 
 }  // namespace

@@ -25,11 +25,7 @@
 #include <utility>
 #include <vector>
 
-#include "channel.hpp"
-#include "checkpoint.hpp"
 #include "server.hpp"
-#include "setting.hpp"
-#include "uplink.hpp"
 #include "worker.hpp"
 
 namespace soak {
@@ -180,7 +176,7 @@ class supervisor {
   }
 
   bool read_one() {
-    return read(progress_pipe_, &progress_, sizeof progress_) == sizeof progress_;
+    return ::read(progress_pipe_, &progress_, sizeof progress_) == sizeof progress_;
   }
   // What is left in the pipe, whose writer has ended.
   void read_progress() {

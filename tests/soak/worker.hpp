@@ -11,12 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "channel.hpp"
-#include "checkpoint.hpp"
-#include "lamina/lamina.hpp"
-#include "memory_watch.hpp"
-#include "setting.hpp"
-#include "uplink.hpp"
+#include "server.hpp"
 
 namespace soak {
 
@@ -118,7 +113,7 @@ class worker {
   }
 
   void audit(std::uint64_t round) {
-    const std::uint64_t memory[2] = {memory_.growth_bytes(), memory_.peak_bytes()};
+    const std::uint64_t memory[2] = {memory_.growth, memory_.peak};
     server_.send(message_kind::audit, round, hash_of(replica_),
                  {std::as_bytes(std::span(memory)), std::as_bytes(worker_.residual().elements())});
   }
@@ -127,15 +122,17 @@ class worker {
 
   void save(std::uint64_t round) {
     if (run_.fault == "skip-save" && index_ == 1) return;
-    file_writer file;
-    file.add(worker_.save());
-    file.add(replica_);
-    checkpoints_.save(file, name(), round, run_.checkpoint_every);
+    checkpoints_.save(name(), round, run_.checkpoint_every, [&](std::ostream& out) {
+      write(out, worker_.save());
+      write(out, replica_);
+    });
   }
   void load(std::uint64_t round) {
-    file_reader file(checkpoints_.file(name(), round));
-    worker_.load(file.vector_of<std::byte>());
-    replica_ = file.vector_of<float>();
+    std::ifstream in = checkpoints_.load(name(), round);
+    std::vector<std::byte> state;
+    read(in, state);
+    read(in, replica_);
+    worker_.load(state);
     if (worker_.steps() != round) throw std::runtime_error("the state is of another step");
   }
 

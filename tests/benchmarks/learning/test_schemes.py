@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import schemes
-from parts import Parts
+from fragments import Fragments
 from payload import PAYLOADS
 from rows import parsed
 from toy import Toy
@@ -31,15 +31,15 @@ class Sent:
         self.total = torch.zeros_like(scheme.replicas.y)
         bring_together = scheme.bring_together
 
-        def counting(parts, elements, sent, periods):
+        def counting(fragments, elements, sent, periods):
             self.total[:, elements] += sent
-            bring_together(parts, elements, sent, periods)
+            bring_together(fragments, elements, sent, periods)
 
         scheme.bring_together = counting
 
 
 def is_conserved(scheme):
-    """L2: what each worker did is what it sent and what is left in its drift, at every element after every step."""
+    """L2: what each worker did is what it sent and what is left in its local delta, at every element after every step."""
     sent, did = Sent(scheme), torch.zeros_like(scheme.replicas.y)
     for step in range(1, scheme.row.steps + 1):
         did -= RATE * scheme.task.drawn[step - 1]
@@ -47,16 +47,6 @@ def is_conserved(scheme):
         if not torch.equal(-did, sent.total + scheme.shared - scheme.replicas.y):
             return False
     return True
-
-
-@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value at_least_every=2", "turn", "all"])
-@pytest.mark.parametrize("payload", ["as_is", "int8", "int4", "top4"])
-@pytest.mark.parametrize("delay", [0, 1, 3])
-def test_nothing_is_lost(choice, payload, delay):
-    traffic = FOUR_STEPS[payload] if choice == "all" else 0.4
-    scheme = made(f"scheme=local choice={choice} payload={payload} delay={delay} traffic={traffic}")
-    assert is_conserved(scheme)
-    assert not torch.equal(scheme.shared, scheme.task.begin)
 
 
 @pytest.mark.parametrize("delay", [0, 2])
@@ -70,48 +60,43 @@ def test_what_rounding_takes_of_the_outer_steps_comes_later(delay):
 
 
 class Overwriting(schemes.Local):
-    def bring_together(self, parts, elements, sent, periods):
-        self.shared[elements] -= self.outer_optimizer(parts, elements, sent.mean(0), periods)
+    def bring_together(self, fragments, elements, sent, periods):
+        self.shared[elements] -= self.outer_optimizer(fragments, elements, sent.mean(0), periods)
         self.replicas.y[:, elements] = self.shared[elements]
 
 
 class RoundingTwice(schemes.Local):
-    def bring_together(self, parts, elements, sent, periods):
+    def bring_together(self, fragments, elements, sent, periods):
         left = self.shared[elements] - self.replicas.y[:, elements] - sent
-        super().bring_together(parts, elements, sent, periods)
+        super().bring_together(fragments, elements, sent, periods)
         self.replicas.y[:, elements] -= left
 
 
-def test_overwriting_loses_what_was_done_meanwhile():
-    assert is_conserved(made(f"scheme=local {EVERYTHING}", Overwriting))
-    assert not is_conserved(made(f"scheme=local delay=1 {EVERYTHING}", Overwriting))
+@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value at_least_every=2", "turn", "all"])
+@pytest.mark.parametrize("payload", ["as_is", "int8", "int4", "top4"])
+@pytest.mark.parametrize("delay", [0, 3])
+def test_nothing_is_lost(choice, payload, delay):
+    traffic = FOUR_STEPS[payload] if choice == "all" else 0.4
+    scheme = made(f"scheme=local choice={choice} payload={payload} delay={delay} traffic={traffic}")
+    assert is_conserved(scheme)
+    assert not torch.equal(scheme.shared, scheme.task.begin)
 
 
-def test_rounding_that_is_added_twice_is_seen():
-    assert is_conserved(made(f"scheme=local {EVERYTHING}", RoundingTwice))
-    assert not is_conserved(made(f"scheme=local payload=int4 {EVERYTHING}", RoundingTwice))
-
-
-def test_with_everything_sent_all_workers_have_the_shared_parameters():
-    """With D = 0."""
-    scheme = made(f"scheme=local {EVERYTHING}")
-    for step in range(1, 10):
-        scheme.step(step, RATE)
-        assert torch.equal(scheme.replicas.y, scheme.shared.expand(4, -1))
+@pytest.mark.parametrize("broken, text", [(Overwriting, "delay=1"), (RoundingTwice, "payload=int4")])
+def test_what_is_lost_is_seen(broken, text):
+    assert is_conserved(made(f"scheme=local {EVERYTHING}", broken))
+    assert not is_conserved(made(f"scheme=local {text} {EVERYTHING}", broken))
 
 
 def test_averaging_everything_is_dense_sgd():
-    """L3."""
+    """L3; and with D = 0 all workers have the shared parameters."""
     dense = made("scheme=dense")
-    others = [made(f"scheme=local outer_rate=1 outer_momentum=0 {EVERYTHING}"), made("scheme=gradients drop_ratio=0")]
+    local, gradients = made(f"scheme=local outer_rate=1 outer_momentum=0 {EVERYTHING}"), made("scheme=gradients drop_ratio=0 held_back=nothing")
     for step in range(1, 10):
-        dense.step(step, RATE)
-        for other in others:
-            other.step(step, RATE)
-            assert torch.equal(other.parameters(), dense.parameters())
-    momentum = made(f"scheme=local outer_rate=1 outer_momentum=0.5 {EVERYTHING}")
-    momentum.step(1, RATE)
-    assert not torch.equal(momentum.parameters(), made("scheme=dense").parameters())
+        for scheme in (dense, local, gradients):
+            scheme.step(step, RATE)
+            assert torch.equal(scheme.parameters(), dense.parameters())
+        assert torch.equal(local.replicas.y, local.shared.expand(4, -1))
 
 
 @pytest.mark.parametrize("setting", ["", "payload=int4 delay=2", "choice=all payload=int8", "choice=turn delay=1"])
@@ -126,36 +111,18 @@ def test_one_worker_trains_as_if_alone(setting):
     assert not torch.equal(worker.shared, worker.task.begin)
 
 
-class Decaying(schemes.Local):
-    def outer_optimizer(self, parts, elements, mean, periods):
-        others = torch.ones_like(self.momentum)
-        others[elements] = 0
-        self.momentum -= 0.5 * self.momentum * others
-        return super().outer_optimizer(parts, elements, mean, periods)
-
-
-def momentum_stands_still(scheme):
-    """Of the parts that have not come in a step."""
-    sent = Sent(scheme)
-    moved = False
+def test_momentum_of_fragments_that_are_not_sent_stands_still():
+    scheme = made("scheme=local traffic=0.4 outer_momentum=0.5")
+    sent, moved = Sent(scheme), set()
     for step in range(1, 10):
         momentum, before = scheme.momentum.clone(), sent.total.clone()
         scheme.step(step, RATE)
         came = (sent.total != before).any(0)
-        for begin, size in zip(scheme.parts.begins, scheme.parts.sizes):
-            part = slice(begin, begin + size)
-            if came[part].any():
-                moved = True
-            elif not torch.equal(momentum[part], scheme.momentum[part]):
-                return False
-    assert moved
-    return True
-
-
-def test_momentum_of_parts_that_are_not_sent_stands_still():
-    setting = "scheme=local traffic=0.4 outer_momentum=0.5"
-    assert momentum_stands_still(made(setting))
-    assert not momentum_stands_still(made(setting, Decaying))
+        for begin, size in zip(scheme.fragments.begins, scheme.fragments.sizes):
+            here = slice(begin, begin + size)
+            moved.add(bool(came[here].any()))
+            assert came[here].any() or torch.equal(momentum[here], scheme.momentum[here])
+    assert moved == {True, False}
 
 
 @pytest.mark.parametrize("text", ["scheme=dense", "scheme=gradients drop_ratio=0.5 payload=int4",
@@ -168,7 +135,7 @@ def test_momentum_of_parts_that_are_not_sent_stands_still():
                                   "scheme=local optimizer=sgd age_power=1 outer_clock=steps outer_momentum=0.5 traffic=0.4",
                                   "scheme=local choice=all traffic=0.4 drift_kept=0.9", "scheme=local optimizer=adamw_of_mean traffic=0.4"])
 def test_saved_and_resumed_is_the_uninterrupted_run(text):
-    """L6, with parts under way."""
+    """L6, with fragments under way."""
     whole, first, second = (made(f"optimizer=adamw {text}") for _ in range(3))
     for step in range(1, 10):
         expected = whole.step(step, 0.1)
@@ -185,10 +152,10 @@ def test_saved_and_resumed_is_the_uninterrupted_run(text):
     assert second.facts(9) == whole.facts(9)
 
 
-def test_a_drift_may_fade():
-    """What a worker had not sent, and what it has just done; and parts go out as they are then."""
+def test_a_local_delta_may_fade():
+    """What a worker had not sent, and what it has just done; and fragments go out as they are then."""
     scheme = made("scheme=local drift_kept=0.75 traffic=0.4 outer_rate=1 outer_momentum=0")
-    sent, came = Sent(scheme), 0
+    sent = Sent(scheme)
     for step in range(1, 10):
         had = 0.75 * (scheme.shared - scheme.replicas.y + RATE * scheme.task.drawn[step - 1])
         before = sent.total.clone()
@@ -196,12 +163,10 @@ def test_a_drift_may_fade():
         went = sent.total - before
         assert torch.allclose(scheme.shared - scheme.replicas.y, had - went, atol=1e-4)
         is_sent = (went != 0).any(0)
-        assert torch.allclose(went[:, is_sent], had[:, is_sent], atol=1e-4)
-        came += int(is_sent.sum())
-    assert 9 * 330 / 4 < came < 9 * 330 / 2
+        assert is_sent.any() and torch.allclose(went[:, is_sent], had[:, is_sent], atol=1e-4)
 
 
-def test_a_part_under_way_is_not_chosen_again():
+def test_a_fragment_under_way_is_not_chosen_again():
     scheme = made(f"scheme=local delay=3 {EVERYTHING}")
     went_out = []
     for step in range(1, 10):
@@ -226,7 +191,7 @@ def test_dropped_gradients_are_the_librarys_own(correction):
         agreed = np.mean([each.values() for each in steps], axis=0)
         for worker, each, residual in zip(workers, steps, scheme.residual.numpy()):
             each.select(np.ascontiguousarray(agreed, np.float64))
-            assert result.up_bytes == len(each.frame()) + scheme.parts.value_bytes
+            assert result.up_bytes == len(each.frame()) + scheme.fragments.value_bytes
             each.commit()
             assert np.array_equal(np.concatenate([worker.residual(layer) for layer in range(4)]), residual)
 
@@ -234,13 +199,13 @@ def test_dropped_gradients_are_the_librarys_own(correction):
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize("by_score, power", [(False, 0), (True, 1)])
 def test_local_updates_are_the_librarys_own(delay, by_score, power):
-    """Choice, outer step and shift of W drift compressors."""
+    """Choice, outer step and shift of W compressors."""
     scheme = made(f"scheme=local payload=int8 delay={delay} age_power={power} outer_clock=sends outer_rate=0.7 outer_momentum=0.9 "
                   "traffic=0.2 steps=40")
     period = scheme.choice.period
-    workers = [lamina.LocalDelta(scheme.parts.layout, send_budget=1 / period, payload="int8", by_score=by_score) for _ in range(4)]
-    outer = lamina.OuterOptimizer(scheme.parts.layout, rate=0.7, momentum=0.9, payload="int8")
-    cut = np.cumsum(scheme.parts.sizes)[:-1]
+    workers = [lamina.LocalDelta(scheme.fragments.layout, send_budget=1 / period, payload="int8", by_score=by_score) for _ in range(4)]
+    outer = lamina.OuterOptimizer(scheme.fragments.layout, rate=0.7, momentum=0.9, payload="int8")
+    cut = np.cumsum(scheme.fragments.sizes)[:-1]
     x, y = scheme.task.begin.numpy().copy(), np.repeat(scheme.task.begin.numpy()[None], 4, 0)
     decide, chosen, under_way, came = scheme.choice.decide, [], [], set()
     scheme.choice.decide = lambda *arguments: chosen.append(decide(*arguments)) or chosen[-1]
@@ -258,7 +223,7 @@ def test_local_updates_are_the_librarys_own(delay, by_score, power):
         arrive()
         for worker, own in zip(workers, y):
             worker.observe_all(np.split(x, cut), np.split(own, cut))
-        agreed = scheme.parts.agreed(np.array([worker.values() for worker in workers]))
+        agreed = scheme.fragments.agreed(np.array([worker.values() for worker in workers]))
         packed = []
         for worker, own in zip(workers, y):
             sent = worker.select(agreed)
@@ -276,68 +241,59 @@ def test_local_updates_are_the_librarys_own(delay, by_score, power):
 
 @pytest.mark.parametrize("payload", ["as_is", "bfloat16", "int8", "int4"])
 def test_bytes_and_roundings_are_the_librarys_own(payload):
-    parts = Parts(Toy(parsed("steps=1")).shapes(), parsed(f"payload={payload}"))
+    fragments = Fragments(Toy(parsed("steps=1")).shapes(), parsed(f"payload={payload}"))
     numbers = torch.randn(330, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 330)
-    worker = lamina.Worker(parts.layout, drop_ratio=0.0, payload=payload)
-    frame = worker.add([np.ascontiguousarray(each) for each in np.split(numbers.numpy(), np.cumsum(parts.sizes)[:-1])]).frame()
+    worker = lamina.Worker(fragments.layout, drop_ratio=0.0, payload=payload)
+    frame = worker.add([np.ascontiguousarray(each) for each in np.split(numbers.numpy(), np.cumsum(fragments.sizes)[:-1])]).frame()
     everything = list(range(4))
-    assert parts.frame_bytes(everything) == len(frame)
-    assert parts.frame_bytes([]) == 0
-    decoded, arriving = lamina.decode(frame, parts.layout), parts.arriving(everything, numbers).numpy()
-    for layer, (begin, size) in enumerate(zip(parts.begins, parts.sizes)):
+    assert fragments.frame_bytes(everything) == len(frame)
+    assert fragments.frame_bytes([]) == 0
+    decoded, arriving = lamina.decode(frame, fragments.layout), fragments.arriving(everything, numbers).numpy()
+    for layer, (begin, size) in enumerate(zip(fragments.begins, fragments.sizes)):
         restored = np.empty(size, np.float32)
         decoded.restore(layer, restored)
         assert np.array_equal(restored, arriving[begin:begin + size])
 
 
-@pytest.mark.parametrize("payload, bits, mantissas, error", [("int2", 2, [0.5, 0.75], 0.13), ("int1", 1, [0.5], 0.38)])
-def test_few_bits_are_odd_halves_of_a_power_of_two(payload, bits, mantissas, error):
+@pytest.mark.parametrize("payload, size, mantissas, error", [
+    ("int2", 4096 * 2 // 8 + 64, [0.5, 0.75], 0.13), ("int1", 4096 // 8 + 64, [0.5], 0.38),
+    ("top4", 64 * 5, [0, 0.5], 0.70), ("top2", 64 * 3, [0, 0.5], 0.82), ("top1", 64 * 2, [0, 0.5], 0.90)])
+def test_few_bits_are_few_multiples_of_a_power_of_two(payload, size, mantissas, error):
+    rounded = PAYLOADS[payload].rounded
     numbers = torch.randn(100, 4096, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 100)[:, None]
-    arrived = PAYLOADS[payload].rounded(numbers)
-    assert PAYLOADS[payload].bytes(4096) == 4096 * bits // 8 + 64
-    assert arrived.abs().frexp().mantissa.unique().tolist() == mantissas  # 1 and 3 times a power of two
-    assert torch.equal(arrived.sign(), numbers.sign())
+    arrived = rounded(numbers)
+    assert PAYLOADS[payload].bytes(4096) == size
+    assert arrived.abs().frexp().mantissa.unique().tolist() == mantissas
+    assert torch.equal(arrived.sign()[arrived != 0], numbers.sign()[arrived != 0])
     errors = (arrived - numbers).double().square().mean(1) / numbers.double().square().mean(1)
     assert errors.mean().item() == pytest.approx(error, rel=0.03)
     # A block of 64 after the other, each with a power of its own.
-    assert torch.equal(PAYLOADS[payload].rounded(numbers[:, 64:128]), arrived[:, 64:128])
-    assert PAYLOADS[payload].rounded(numbers[:, :70]).shape == (100, 70)
+    assert torch.equal(rounded(numbers[:, 64:128]), arrived[:, 64:128])
+    assert rounded(numbers[:, :70]).shape == (100, 70)
 
 
-@pytest.mark.parametrize("payload, count, error", [("top4", 4, 0.70), ("top2", 2, 0.82), ("top1", 1, 0.90)])
-def test_the_largest_of_each_block_are_a_byte_each(payload, count, error):
-    numbers = torch.randn(100, 4096, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 100)[:, None]
-    arrived = PAYLOADS[payload].rounded(numbers)
-    assert PAYLOADS[payload].bytes(4096) == 64 * (count + 1)
-    assert PAYLOADS[payload].bytes(65) == 2 * (count + 1)
-    blocks, of_blocks = numbers.unflatten(1, (-1, 64)), arrived.unflatten(1, (-1, 64))
-    is_sent = of_blocks != 0
+@pytest.mark.parametrize("payload, count", [("top4", 4), ("top2", 2), ("top1", 1)])
+def test_the_largest_of_each_block_are_a_byte_each(payload, count):
+    rounded = PAYLOADS[payload].rounded
+    numbers = torch.randn(100, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 100)[:, None]
+    arrived = rounded(numbers)
+    is_sent = arrived != 0
     assert is_sent.sum(-1).max() == count and is_sent.sum(-1).float().mean() > 0.95 * count
-    assert torch.equal(of_blocks.sign()[is_sent], blocks.sign()[is_sent])
-    least_sent = torch.where(is_sent, blocks.abs(), torch.inf).amin(-1)
-    assert (torch.where(is_sent, 0, blocks.abs()).amax(-1) <= least_sent).all()
+    assert (numbers.abs().masked_fill(is_sent, 0).amax(-1) <= numbers.abs().masked_fill(~is_sent, torch.inf).amin(-1)).all()
     # Once or twice a power of two, and to the nearest.
-    power = of_blocks.abs().amax(-1, keepdim=True) / 2
-    assert (power.frexp().mantissa == 0.5).all()
-    assert ((of_blocks.abs() == power) | (of_blocks.abs() == 2 * power) | ~is_sent).all()
-    is_beyond = blocks.abs() > 2.5 * power  # the largest is below three times the power
-    assert ((of_blocks - blocks).abs() <= torch.where(is_beyond, power, power / 2))[is_sent].all()
-    left = numbers - arrived
-    assert torch.equal(left.double(), numbers.double() - arrived.double())
-    assert (left.double().square().mean(1) / numbers.double().square().mean(1)).mean().item() == pytest.approx(error, rel=0.02)
-    assert torch.equal(PAYLOADS[payload].rounded(arrived), arrived)
-    assert torch.equal(PAYLOADS[payload].rounded(numbers[:, 64:128]), arrived[:, 64:128])
-    assert PAYLOADS[payload].rounded(numbers[:, :70]).shape == (100, 70)
-    assert not PAYLOADS[payload].rounded(torch.zeros(70)).any()
+    power = arrived.abs().amax(-1, keepdim=True) / 2
+    assert ((arrived.abs() == power) | (arrived.abs() == 2 * power) | ~is_sent).all()
+    is_beyond = numbers.abs() > 2.5 * power  # the largest is below three times the power
+    assert ((arrived - numbers).abs() <= torch.where(is_beyond, power, power / 2))[is_sent].all()
+    assert torch.equal((numbers - arrived).double(), numbers.double() - arrived.double())
+    assert torch.equal(rounded(arrived), arrived) and not rounded(torch.zeros(70)).any()
     # At the ends of the powers, and half-way: to even, as everywhere.
     for number, told in ((2.0 ** 127, 2.0 ** 121), (2.0 ** -120, 2.0 ** -120), (2.0 ** -121, 0), (-3.0, -4.0), (-1.5, -2.0), (2.5, 2.0)):
-        assert PAYLOADS[payload].rounded(torch.tensor([number, 0, 0])).tolist() == [told, 0, 0]
-    if count > 1:
-        assert PAYLOADS[payload].rounded(torch.tensor([2.0, 0.5, 0.6])).tolist()[0:2] == [2.0, 0.0]
+        assert rounded(torch.tensor([number, 0, 0])).tolist() == [told, 0, 0]
 
 
 class Alike(Toy):
-    """Layers of one size, whose workers all drift by the same in a step, one layer faster than the other."""
+    """Layers of one size, whose workers all move by the same in a step, one layer faster than the other."""
 
     SPEEDS = np.float32(np.geomspace(1, 64, 33))
 
@@ -349,44 +305,39 @@ class Alike(Toy):
         return {str(layer): (10,) for layer in range(33)}
 
 
-def followed(text, steps=1200):
-    """The steps in which each part comes, and the drifts after each, with 8 of the 33 a step."""
+def followed(text, steps=700):
+    """The steps in which each fragment comes, and the local deltas after each, with 8 of the 33 a step."""
     row = parsed(f"workers=1 steps={steps} optimizer=sgd scheme=local outer_rate=1 outer_momentum=0 traffic=0.44 {text}")
     scheme = schemes.Local(Alike(row), row)
-    came, drifts = [[] for _ in Alike.SPEEDS], []
+    came, deltas = [[] for _ in Alike.SPEEDS], []
     for step in range(1, steps + 1):
         before = scheme.times.copy()
         scheme.step(step, 1.0)
-        for part in np.flatnonzero(scheme.times != before):
-            came[part].append(step)
-        drifts.append((scheme.shared - scheme.replicas.y[0]).abs())
+        for fragment in np.flatnonzero(scheme.times != before):
+            came[fragment].append(step)
+        deltas.append((scheme.shared - scheme.replicas.y[0]).abs())
     times, waits = [len(of) for of in came], [np.diff([0, *of, steps]).max() for of in came]
     assert scheme.facts(steps) == {"came_least": min(times), "came_most": max(times), "waited_longest": max(waits)}
-    return came, torch.stack(drifts)[steps // 2:]
+    return came, torch.stack(deltas)[steps // 2:]
 
 
-def test_waiting_counts_as_asked():
-    """Of parts that drift as 1 to 64, by value the slowest comes about 64 times as rarely as the fastest, which can come in every step; by
-    value times waiting 8 times; in turn as often; and with a largest age no more rarely than that."""
-    ratios = {}
-    for text in ("age_power=0", "age_power=1", "choice=turn"):
-        came, _ = followed(text)
-        ratios[text] = len(came[-1]) / len(came[0])
+def test_ages_count_as_asked():
+    """Of fragments whose local deltas grow as 1 to 64, by value the slowest comes about 64 times as rarely as the fastest, which can come
+    in every step; by score 8 times; in turn as often; and with a largest age no more rarely than that. By score the mean local delta is
+    least, by value the largest one."""
+    runs = {text: followed(text) for text in ("age_power=0", "age_power=0.5", "age_power=1", "age_power=4", "choice=turn")}
+    ratios = {text: len(came[-1]) / len(came[0]) for text, (came, _) in runs.items()}
     assert ratios["age_power=0"] > 4 * ratios["age_power=1"] > 16
     assert ratios["choice=turn"] == pytest.approx(1, abs=0.01)
     came, _ = followed("at_least_every=20")
     assert max(np.diff(came[0])) == 20 and max(np.diff(came[-1])) < 5
-
-
-def test_value_times_waiting_has_the_least_drift_in_the_mean():
-    """And value alone the least largest drift."""
-    drifts = {text: followed(text)[1] for text in ("age_power=0", "age_power=0.5", "age_power=1", "age_power=4")}
-    assert min(drifts, key=lambda text: drifts[text].mean()) == "age_power=1"
-    assert min(drifts, key=lambda text: drifts[text].max()) == "age_power=0"
+    del runs["choice=turn"]
+    assert min(runs, key=lambda text: runs[text][1].mean()) == "age_power=1"
+    assert min(runs, key=lambda text: runs[text][1].max()) == "age_power=0"
 
 
 def test_the_outer_momentum_in_time():
-    """Where every part comes once a period, counting steps is counting sends."""
+    """Where every fragment comes once a period, counting steps is counting sends."""
     everything = f"scheme=local choice=all traffic={FOUR_STEPS['as_is']} outer_momentum=0.5 steps=24"
     runs = {clock: made(f"{everything} outer_clock={clock}") for clock in schemes.CLOCKS}
     for step in range(1, 25):
@@ -398,24 +349,24 @@ def test_the_outer_momentum_in_time():
 
 
 def test_momentum_by_steps_is_a_speed():
-    """Under a steady drift, brought together at whatever times, the momentum comes to the same; counted by sends it depends on them."""
+    """Under a steady move, brought together at whatever times, the momentum comes to the same; counted by sends it depends on them."""
     for clock, is_same in (("steps", True), ("fading", False), ("sends", False)):
         momentum = []
         for periods in (0.25, 1.0, 3.0):
             scheme = made(f"scheme=local outer_momentum=0.5 outer_clock={clock} {EVERYTHING}")
             for _ in range(100):
-                scheme.outer_optimizer([0], scheme.parts.indices([0]), torch.full((64,), 8 * periods), np.array([periods]))
+                scheme.outer_optimizer([0], scheme.fragments.indices([0]), torch.full((64,), 8 * periods), np.array([periods]))
             momentum.append(float(scheme.momentum[0]))
         assert (momentum == pytest.approx([16] * 3, rel=1e-4)) == is_same
     # What was gathered fades with the time, and counts for the time.
     scheme = made(f"scheme=local outer_momentum=0.5 outer_rate=1 outer_clock=steps {EVERYTHING}")
     scheme.momentum[:] = 16
-    taken = scheme.outer_optimizer([0, 2], scheme.parts.indices([0, 2]), torch.zeros(134), np.array([1.0, 2.0]))
+    taken = scheme.outer_optimizer([0, 2], scheme.fragments.indices([0, 2]), torch.zeros(134), np.array([1.0, 2.0]))
     assert scheme.momentum[[0, 64, 194]].tolist() == [8, 16, 4]
     assert taken[[0, 64]].tolist() == [0.5 * 8, 2 * 0.25 * 4]
 
 
-def test_parts_held_back_stand_still():
+def test_dropped_fragments_stand_still():
     """With the optimizer's state, their own count of steps, and without weight decay; unless zeros are what it gets."""
     still, moved = 0, {"nothing": False, "zeros": False}
     for held_back in moved:
@@ -431,14 +382,6 @@ def test_parts_held_back_stand_still():
             counts = {int(state["step"]) for state in scheme.replicas.state()["optimizer"]["state"].values()}
             assert len(counts) > 1 and max(counts) <= 40
     assert still and moved == {"nothing": False, "zeros": True}
-
-
-def test_nothing_held_back_is_the_same_with_and_without_standing_still():
-    runs = [made(f"scheme=gradients drop_ratio=0 optimizer=adamw held_back={each}") for each in ("zeros", "nothing")]
-    for step in range(1, 10):
-        for run in runs:
-            run.step(step, 0.1)
-    assert torch.equal(runs[0].parameters(), runs[1].parameters())
 
 
 def takes_off_what_was_clipped(clipped):
@@ -461,13 +404,13 @@ def test_gradients_are_clipped_before_they_add_up():
     assert not takes_off_what_was_clipped("arrived")
 
 
-@pytest.mark.parametrize("choice", ["value", "value age_power=1", "value at_least_every=9", "turn", "all"])
-@pytest.mark.parametrize("payload, traffic", [("as_is", 0.5), ("int8", 0.3), ("int4", 0.2)])
+@pytest.mark.parametrize("choice", ["value", "value at_least_every=9", "turn", "all"])
+@pytest.mark.parametrize("payload, traffic", [("as_is", 0.5), ("int4", 0.2)])
 def test_bytes_are_within_what_was_asked(choice, payload, traffic):
     scheme = made(f"scheme=local choice={choice} payload={payload} traffic={traffic} steps=60")
     results = [scheme.step(step, RATE) for step in range(1, 61)]
     share = sum(result.up_bytes for result in results) / (60 * 4 * 330)
-    assert traffic / 2 < share <= 1.001 * traffic  # which parts go out decides how many blocks of scales are not full
+    assert traffic / 2 < share <= 1.001 * traffic  # which fragments go out decides how many blocks of scales are not full
     assert share == sum(result.down_bytes for result in results) / (60 * 4 * 330)
 
 

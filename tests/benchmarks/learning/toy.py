@@ -15,7 +15,7 @@ class Toy:
         generator = torch.Generator().manual_seed(row.seed)
         self.begin = torch.randint(-8, 9, (330,), generator=generator).float()
         self.drawn = torch.randint(-8, 9, (row.steps, row.workers, 330), generator=generator).float()
-        # Parts differ, so that some wait.
+        # Fragments differ, so that some are dropped.
         self.drawn[:, :, 194:] *= 4
 
     def shapes(self):

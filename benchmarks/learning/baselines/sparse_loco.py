@@ -6,7 +6,7 @@ import math
 import torch
 
 from payload import PAYLOADS
-from rivals.largest import place_bits
+from baselines.largest import place_bits
 from rows import named
 from training import Replicas, Shared, Step
 
@@ -21,16 +21,16 @@ ANSWERS = {"relayed": False, "rounded": True}
 
 
 class SparseLoco(Shared):
-    """SparseLoCo (Sarfi et al., arXiv 2508.15706, algorithm 1): every so many steps a worker adds its drift to 0.95 of what it had left,
+    """SparseLoCo (Sarfi et al., arXiv 2508.15706, algorithm 1): every so many steps a worker adds its local delta to 0.95 of what it had left,
     and sends the largest of each 4,096 elements, with 2 bits of value. All then have the same parameters. What arrives of an element is the
     mean over all workers, as in the algorithm, or over those that sent it, as in the code of the authors' earlier CCLoco, from which this is,
     too: the four values of a layer are the means of what falls into four bins around the mean, each 1.5 deviations wide. The last step
     sends, too. Each receives what every other one sends.
 
-    By the row, and not as in the paper: what is left may stay within the worker's parameters, as a drift of local updates does; it may
-    fade otherwise (left_kept); all workers may send the same parts, whole and in int4, those of the largest mean magnitude over all workers;
-    and a server may answer with the largest elements of the mean in as few bits, and keep the rest of it, of which nothing fades, for its
-    next answer."""
+    By the row, and not as in the paper: what is left may stay within the worker's parameters, as that of local updates does; it may
+    fade otherwise (left_kept); all workers may send the same fragments, whole and in int4, those of the largest mean magnitude over all workers;
+    and a server may reply with the largest elements of the mean in as few bits, and keep the rest of it, of which nothing fades, for its
+    next reply."""
 
     CHUNK = 4096
     VALUE_BITS = 2
@@ -42,12 +42,12 @@ class SparseLoco(Shared):
         self.stays_within, self.is_rounded = named(UNSENT, row, "unsent"), named(ANSWERS, row, "answer")
         self.sends_parts = named(SENDS, row, "sends")
         self.shared = self.replicas.y[0].clone()
-        self.unanswered = torch.zeros_like(self.shared)  # what rounding took of the server's answers
+        self.unanswered = torch.zeros_like(self.shared)  # what rounding took of the server's replies
         self.left = torch.zeros_like(self.replicas.y)
         self.layers = [math.prod(shape) for shape in task.shapes().values()]
         self.chunks = [min(size - begin, self.CHUNK) for size in self.layers for begin in range(0, size, self.CHUNK)]
         sent = [(chunk, min(row.top, chunk)) for chunk in self.chunks]
-        table = 4 * (1 + 2 ** self.VALUE_BITS) * len(self.layers)  # float32: their mean, and the values beside it
+        table = 4 * (1 + 2 ** self.VALUE_BITS) * len(self.layers)  # float32: their mean, and the values
         self.bytes = -(-sum(place_bits(*each) + self.VALUE_BITS * each[1] for each in sent) // 8) + table
 
     def step(self, step, rate):
@@ -73,9 +73,9 @@ class SparseLoco(Shared):
         if not self.is_rounded:
             return change
         wanted = change + self.unanswered
-        answer = self.sent(wanted[None])[0]
-        self.unanswered = wanted - answer
-        return answer
+        reply = self.sent(wanted[None])[0]
+        self.unanswered = wanted - reply
+        return reply
 
     def sent(self, numbers):
         """What arrives of (R, N), zeros where nothing is sent."""
@@ -84,7 +84,7 @@ class SparseLoco(Shared):
         return torch.cat([self.sent_of(layer) for layer in torch.split(numbers, self.layers, dim=1)], dim=1)
 
     def parts_of(self, numbers):
-        """The same of parts: each has the value of four bytes that chooses it."""
+        """The same of fragments: each has the value of four bytes that chooses it."""
         pieces = torch.split(numbers, self.chunks, dim=1)
         values = torch.stack([piece.abs().mean() for piece in pieces])
         chosen = set(values.topk(max(1, round(self.row.share * len(pieces)))).indices.tolist())

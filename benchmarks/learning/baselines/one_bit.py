@@ -12,7 +12,7 @@ from training import Shared, Step, clipped
 class OneBitAdam(Shared):
     """1-bit Adam (Tang et al., arXiv 2102.02888, algorithm 1). In its dense steps it is AdamW on the mean of all gradients. From then on the
     variance stands still, and a worker adds its gradient to the momentum that all share, sends the sign of each element with the root of the
-    mean square of its layer, and keeps what that leaves; who adds these up answers in the same way. Until then the mean is clipped, from
+    mean square of its layer, and keeps what that leaves; who adds these up replies in the same way. Until then the mean is clipped, from
     then on each worker to sqrt(W) times that norm."""
 
     def __init__(self, task, row):

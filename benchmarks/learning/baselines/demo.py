@@ -7,8 +7,8 @@ import torch
 
 from optimizers import adamw_decay
 from payload import PAYLOADS
-from rivals.largest import in_order, place_bits
-from rivals.low_rank import matrices
+from baselines.largest import in_order, place_bits
+from baselines.low_rank import matrices
 from rows import named
 from training import Shared, Step
 
