@@ -56,7 +56,7 @@ class LayerDropping:
         max_norm: a gradient of a rank whose norm is larger is scaled down to it before it is added to the residual. Clipping after
             backward() would take from what the residual delivers, which no rank keeps any more. Not with overlap, which adds the
             first buckets before the norm is known, nor with "leave_out".
-        log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
+        log_every: steps between lines of rank 0, to stderr unless the logger lamina.torch is set up for INFO; 0: none.
         """
         self.options = options if options is not None else lamina.Options()
         self.nonfinite = _one_of("nonfinite", nonfinite, ("propagate", "skip", "leave_out"))
@@ -329,7 +329,7 @@ class LayerDropping:
         self.passes += 1
         self.totals = self.totals.and_of(report)
         self._sent = sent
-        _report.log(report, self.log_every)
+        _report.log(report, self.log_every, self.rank)
 
     @property
     def left_out_elements(self) -> int:
