@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
+from torch.utils._pytree import tree_map
 
 import lamina.torch
 import models
@@ -216,7 +217,8 @@ def resumed(delay, payload, on_device):
         step(*again, 30, made)  # of which nothing may be left
         saved = whole[1].state_dict()
         assert len(saved["local_updates"]["under_way"]) == delay
-        again[1].load_state_dict(copy.deepcopy(saved) if not on_device else saved)
+        # Copies, since newer optimizers take the tensors of a state as they are.
+        again[1].load_state_dict(tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, saved))
         for each in (whole, again):
             for number in range(6, 11):
                 step(*each, number, made)
