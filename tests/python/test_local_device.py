@@ -284,7 +284,7 @@ def refusals():
     on_device = nn.Parameter(pretended.Tensor(torch.zeros(3)))
     cpp, ours = made(backend="cpu").state_dict(), made().state_dict()
     for error, message, call in [
-            (ValueError, "at_least_every needs the parameters on the CPU", lambda: made(at_least_every=3)),
+            (ValueError, "at_least_every needs backend 'cpu'", lambda: made(at_least_every=3)),
             (ValueError, "warm_up_steps needs", lambda: made(warm_up_steps=3)), (ValueError, "search_every needs", lambda: made(search_every=3)),
             (ValueError, "payload must be one of", lambda: made(payload="int5")), (ValueError, "value must be one of", lambda: made(value="max_abs")),
             (ValueError, "outer momentum", lambda: made(outer_momentum=1)), (ValueError, "send_budget must", lambda: made(send_budget=0.0)),

@@ -2,9 +2,11 @@
 """The sdist and the wheel that tests/python/run has made."""
 
 import dataclasses
+import email
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -32,7 +34,7 @@ def test_the_sdist_has_what_is_needed_and_nothing_else(dist):
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {pathlib.PurePosixPath(name).relative_to(f"lamina-{lamina.__version__}") for name in archive.getnames()}
     top = {name.parts[0] for name in names if name.parts}
-    assert top == {"include", "python", "pyproject.toml", "README.md", "LICENSE", "PKG-INFO"}
+    assert top == {"include", "python", "pyproject.toml", "LICENSE", "PKG-INFO"}
     assert not [name for name in names if name.suffix in (".so", ".pyc", ".log")]
     assert pathlib.PurePosixPath("python/src/module.cpp") in names
 
@@ -58,6 +60,19 @@ def test_the_wheel_has_types_and_works_without_torch(dist, tmp_path):
     assert done.stdout.split() == ["3.0", lamina.__version__], done.stderr
     done = ran("import lamina.torch")
     assert "ImportError: lamina.torch needs PyTorch: pip install torch" in done.stderr
+
+
+def test_the_metadata_can_be_read_where_there_is_no_repository(dist):
+    for wheel in (next(dist.glob("*.whl")), next(dist.glob("pure/*.whl"))):
+        with zipfile.ZipFile(wheel) as archive:
+            metadata = email.message_from_bytes(archive.read(f"lamina-{lamina.__version__}.dist-info/METADATA"))
+            assert f"lamina-{lamina.__version__}.dist-info/licenses/LICENSE" in archive.namelist()
+        assert (metadata["Name"], metadata["License-Expression"], metadata["Requires-Python"]) == ("lamina", "MIT", ">=3.10")
+        assert "DiLoCo" in metadata["Keywords"].split(",") and len(metadata["Summary"]) < 120
+        assert {"Typing :: Typed", "Programming Language :: C++", "Operating System :: POSIX :: Linux"} <= set(metadata.get_all("Classifier"))
+        page = metadata.get_payload()
+        links = re.findall(r"""\]\(([^)]*)|(?:src|href)=["']([^"']*)""", page)
+        assert page.startswith("# lamina") and not [link for link in links if not "".join(link).startswith("https://")]
 
 
 def test_a_process_ends_without_a_word(tmp_path):

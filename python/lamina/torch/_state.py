@@ -13,7 +13,7 @@ from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
 from lamina.torch._cpu import CpuBackend
 from lamina.torch._device import TorchBackend
 from lamina.torch._foreach import is_gapless
-from lamina.torch._options import Backend, NonFinite, Wire, warn_of_large_layers
+from lamina.torch._options import Backend, NonFinite, Wire, uses_cpu, warn_of_large_layers
 from lamina.torch._report import StepReport, Totals, logger
 
 if TYPE_CHECKING:  # torch.distributed does not tell type checkers that it has it
@@ -171,7 +171,7 @@ class LayerDropping:
         return self
 
     def _uses_cpu(self) -> bool:
-        return self._backend_name == "cpu" or (self._backend_name == "auto" and self._parameters[0].device.type == "cpu")
+        return uses_cpu(self._backend_name, self._parameters[0].device)
 
     @staticmethod
     def _check_types(module: torch.nn.Module, named: Any) -> None:
