@@ -13,16 +13,34 @@ torch or whatever else speaks DLPack or the buffer protocol, and needs none of t
 """
 
 import dataclasses
+import importlib.util
 import operator
-from typing import Literal
+import struct
+from typing import Any, Literal, TYPE_CHECKING, get_args
 
-from lamina._core import (DecodeError, LocalDelta, Frame, Gradients, Layout, OuterOptimizer, Reply, Selector, Server, Step,
-                          Worker, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states, payload_bytes,
-                          version as __version__)
+HAS_EXTENSION = importlib.util.find_spec("lamina._core") is not None  #: False of an installation with LAMINA_PURE=1
+if TYPE_CHECKING or HAS_EXTENSION:
+    from lamina._core import (DecodeError, LocalDelta, Frame, Gradients, Layout, OuterOptimizer, Reply, Selector, Server, Step,
+                              Worker, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states, payload_bytes,
+                              version as __version__)
+else:
+    from lamina._pure import DecodeError, Layout, Selector, version as __version__
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module 'lamina' has no attribute {name!r}")
+        require_extension(f"lamina.{name}")
 
 __all__ = ["DecodeError", "LocalDelta", "Frame", "Gradients", "Layout", "Options", "OuterOptimizer", "Reply", "Selector", "Server",
            "Step", "Worker", "decode", "decode_payload", "encode_payload", "largest_frame_bytes", "merge_states",
            "payload_bytes", "__version__"]
+
+
+def require_extension(what: str) -> None:
+    """ImportError, naming what needs it, where there is none."""
+    if not HAS_EXTENSION:
+        raise ImportError(f"{what} needs the extension lamina._core, which this installation was made without (LAMINA_PURE=1): install "
+                          "lamina again, without that variable and with a C++ compiler")
 
 
 Value = Literal["mean_abs", "l1_norm", "l2_norm", "root_mean_square", "max_abs"]
@@ -62,4 +80,8 @@ class Options:
             raise ValueError(f"drop_ratio must be a share in [0, 1), got {self.drop_ratio:g}")
         if self.send_budget is not None and not 0 < self.send_budget <= 1:
             raise ValueError(f"send_budget must be a share in (0, 1], got {self.send_budget:g}")
-        Worker(Layout({"a": (1,)}), **dataclasses.asdict(self))
+        if not (0 <= self.momentum < 1 and struct.unpack("f", struct.pack("f", self.momentum))[0] < 1):  # as the residual has it
+            raise ValueError(f"momentum must lie in [0, 1), got {self.momentum:g}")
+        if self.value not in get_args(Value):
+            raise ValueError(f"value must be one of {', '.join(get_args(Value))}, got {self.value!r}")
+        Selector(Layout({"a": (1,)}), **{name: value for name, value in dataclasses.asdict(self).items() if name != "value"})

@@ -73,14 +73,18 @@ def _add_bfloat16():
     dist.all_reduce(torch.ones(3, dtype=torch.bfloat16))
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 class Program:
     """A program as its reader starts it, on so many ranks: what torchrun does, which of PyTorch 1.13 does not run with Python
     3.11."""
 
     def __init__(self, path, *arguments, world=2):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self._folder = tempfile.TemporaryDirectory()
         self._outputs = [pathlib.Path(self._folder.name) / str(rank) for rank in range(world)]
         self._processes = [_context.Process(target=_execute, daemon=True, args=(str(path), arguments, str(output), {

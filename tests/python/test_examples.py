@@ -62,17 +62,33 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path):
         assert torch.equal(one["dropping"]["memory"], other["dropping"]["memory"])
 
 
-def test_lightning():
-    pytest.importorskip("lightning", reason="Lightning is not installed")
-    done = subprocess.run([sys.executable, str(ROOT / "examples/pytorch/with_lightning.py")], capture_output=True, text=True,
-                          timeout=2 * ranks.SECONDS)
-    assert re.search(r"rank 0: 32 steps, [\d.]+ % of DDP's bytes", done.stdout), done.stdout + done.stderr
+def has_fsdp2():
+    try:
+        from torch.distributed.fsdp import FSDPModule
+        return hasattr(FSDPModule, "set_all_reduce_hook")
+    except ImportError:
+        return False
 
 
-def test_accelerate():
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
-    assert re.search(r"rank 0: 32 steps, [\d.]+ % of DDP's bytes",
-                     ranks.Program(ROOT / "examples/pytorch/with_accelerate.py").outputs()[0])
+@pytest.mark.parametrize("name, framework, world, share", [
+    ("accelerate", "accelerate", 2, (10, 16)), ("lightning", "lightning", None, (10, 16)), ("trainer", "transformers", 2, (10, 16)),
+    ("fsdp2", None, 4, (20, 30)), ("torchtitan", None, 4, (0.9, 1.3))])
+def test_it_works_in_a_framework(name, framework, world, share):
+    if framework is not None:
+        pytest.importorskip(framework, reason=f"{framework} is not installed")
+    elif not has_fsdp2():
+        pytest.skip(f"PyTorch {torch.__version__} has no FSDPModule.set_all_reduce_hook")
+    program = ROOT / f"examples/pytorch/with_{name}.py"
+    if world is not None:
+        output = ranks.Program(program, world=world).outputs()[0]
+    else:
+        done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=2 * ranks.SECONDS)
+        output = done.stdout + done.stderr
+    lines = re.findall(r"^step (\d+): loss ([\d.]+), (\d+) bytes, ([\d.]+) % of (?:DD|HSD)P's, ([\d.]+) s$", output, re.MULTILINE)
+    steps, losses, sent, shares, seconds = ([float(each) for each in column] for column in zip(*lines))
+    assert steps == [32, 64, 96, 128], output
+    assert losses[-1] < 0.7 and losses[-1] < losses[0] and sent == sorted(sent) and seconds == sorted(seconds), output
+    assert share[0] < shares[-1] < share[1], output
 
 
 def test_the_picture_of_layers(tmp_path):

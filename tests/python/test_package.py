@@ -2,8 +2,11 @@
 """The sdist and the wheel that tests/python/run has made."""
 
 import dataclasses
+import email
+import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 import lamina
+import ranks
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -30,7 +34,7 @@ def test_the_sdist_has_what_is_needed_and_nothing_else(dist):
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {pathlib.PurePosixPath(name).relative_to(f"lamina-{lamina.__version__}") for name in archive.getnames()}
     top = {name.parts[0] for name in names if name.parts}
-    assert top == {"include", "python", "pyproject.toml", "README.md", "LICENSE", "PKG-INFO"}
+    assert top == {"include", "python", "pyproject.toml", "LICENSE", "PKG-INFO"}
     assert not [name for name in names if name.suffix in (".so", ".pyc", ".log")]
     assert pathlib.PurePosixPath("python/src/module.cpp") in names
 
@@ -56,6 +60,36 @@ def test_the_wheel_has_types_and_works_without_torch(dist, tmp_path):
     assert done.stdout.split() == ["3.0", lamina.__version__], done.stderr
     done = ran("import lamina.torch")
     assert "ImportError: lamina.torch needs PyTorch: pip install torch" in done.stderr
+
+
+def test_the_metadata_can_be_read_where_there_is_no_repository(dist):
+    for wheel in (next(dist.glob("*.whl")), next(dist.glob("pure/*.whl"))):
+        with zipfile.ZipFile(wheel) as archive:
+            metadata = email.message_from_bytes(archive.read(f"lamina-{lamina.__version__}.dist-info/METADATA"))
+            assert f"lamina-{lamina.__version__}.dist-info/licenses/LICENSE" in archive.namelist()
+        assert (metadata["Name"], metadata["License-Expression"], metadata["Requires-Python"]) == ("lamina", "MIT", ">=3.10")
+        assert "DiLoCo" in metadata["Keywords"].split(",") and len(metadata["Summary"]) < 120
+        assert {"Typing :: Typed", "Programming Language :: C++", "Operating System :: POSIX :: Linux"} <= set(metadata.get_all("Classifier"))
+        page = metadata.get_payload()
+        links = re.findall(r"""\]\(([^)]*)|(?:src|href)=["']([^"']*)""", page)
+        assert page.startswith("# lamina") and not [link for link in links if not "".join(link).startswith("https://")]
+
+
+def test_a_process_ends_without_a_word(tmp_path):
+    """Also one that leaves objects to PyTorch, which does not release hooks as it ends."""
+    program = tmp_path / "ends.py"
+    program.write_text(f"""
+import torch
+import torch.distributed as dist
+import lamina.torch
+dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+state = lamina.torch.register(ddp, drop_ratio=0)
+ddp(torch.ones(2, 8)).sum().backward()
+torch.kept = [lamina.Worker(lamina.Layout({{"a": (3,)}})), state]
+""")
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=ranks.SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_the_version_is_the_librarys():
@@ -101,16 +135,38 @@ def test_a_users_types_are_known(mypy):
     assert [line.split(":")[1] for line in mypy(user)] == ["10", "11", "12"]
 
 
-def test_a_wrong_option_is_refused(mypy):
+# Lines 8 to 11 are wrong.
+OPTIONS = """import torch
+from torch.nn.parallel import DistributedDataParallel
+import lamina.torch
+
+
+def given(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    lamina.torch.register(ddp, drop_ratio=0.9, wire=torch.bfloat16)
+    lamina.torch.register(ddp, drop_ration=0.95)
+    lamina.torch.register(ddp, wire="fp8")
+    lamina.torch.LocalUpdates(optimizer, payload="fp8")
+    lamina.torch.LocalUpdates(optimizer, send_budget="high")
+"""
+
+
+def test_mypy_refuses_a_wrong_option(mypy):
     if torch.__version__ < "2":
         pytest.skip("PyTorch 1.13 has no types of its own")
     user = mypy.folder / "options.py"
-    user.write_text("import torch\nfrom torch.nn.parallel import DistributedDataParallel\nimport lamina.torch\n\n\n"
-                    "def given(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:\n"
-                    "    lamina.torch.register(ddp, drop_ratio=0.9, wire=torch.bfloat16)\n"
-                    "    lamina.torch.register(ddp, drop_ration=0.95)\n    lamina.torch.register(ddp, wire='fp8')\n"
-                    "    lamina.torch.LocalUpdates(optimizer, payload='fp8')\n    lamina.torch.LocalUpdates(optimizer, send_budget='high')\n")
+    user.write_text(OPTIONS)
     assert [line.split(":")[1] for line in mypy(user)] == ["8", "9", "10", "11"]
+
+
+def test_pyright_refuses_a_wrong_option(tmp_path):
+    pytest.importorskip("basedpyright", reason="basedpyright is not installed")  # pyright with a node of the Python registry
+    (tmp_path / "options.py").write_text(OPTIONS)
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    done = subprocess.run([sys.executable, "-m", "basedpyright", "--outputjson", "--pythonpath", sys.executable, "options.py"],
+                          capture_output=True, text=True, cwd=tmp_path)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    assert [(each["range"]["start"]["line"] + 1, each["rule"]) for each in found if each["severity"] == "error"] == [
+        (8, "reportCallIssue"), (9, "reportArgumentType"), (10, "reportArgumentType"), (11, "reportArgumentType")], done.stdout + done.stderr
 
 
 def test_the_options_that_types_know_are_all_there_are():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Binding, checkpoints, other numbers of ranks, reports, and what is refused."""
 
+import contextlib
 import copy
 import io
 import logging
@@ -380,15 +381,15 @@ def sharded():
         def __init__(self):
             nn.Module.__init__(self)
 
-    with pytest.raises(TypeError, match="FSDP shards them"):
+    with pytest.raises(TypeError, match="sharded by FSDP"):
         lamina.torch.register(Sharded())
-    with pytest.raises(TypeError, match="FSDP shards them"):
+    with pytest.raises(TypeError, match="sharded by FSDP"):
         lamina.torch.LayerDropping().bind(nn.Sequential(Sharded()))
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:
         return  # FSDP2 came with PyTorch 2.6
-    with pytest.raises(TypeError, match="FSDP shards them"):
+    with pytest.raises(TypeError, match="sharded by FSDP"):
         lamina.torch.register(fully_shard(nn.Linear(4, 4), mesh=torch.distributed.init_device_mesh("cpu", (1,))))
 
 
@@ -439,7 +440,8 @@ def reported():
     model, ddp, state = weights({"drop_ratio": 0.8, "log_every": 2}, 5)
     assert "3 layers in 3 fragments, 9396 elements" in models.messages(records)[0]
     lines = models.messages(records)[1:]
-    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"] and "of 3 fragments" in lines[0]
+    assert [line.split(":")[0] for line in lines] == ["step 2", "step 4"][:2 * (dist.get_rank() == 0)]
+    assert all("of 3 fragments" in line for line in lines)
     given = models.whole_numbers(SHAPES, 9, dist.get_rank())
     if dist.get_rank() == 1:
         given[1][0] = float("nan")
@@ -456,6 +458,30 @@ def reported():
 
 def test_lines_warnings_and_scalars():
     ranks.run(2, reported)
+
+
+def lines_without_logging():
+    def logged(call):
+        with contextlib.redirect_stderr(io.StringIO()) as stderr:
+            call()
+        return [line.split(",")[0] for line in stderr.getvalue().splitlines()]
+
+    def local(backend):
+        model = models.small()
+        optimizer = lamina.torch.LocalUpdates(torch.optim.SGD(model.parameters(), 0.1), drop_ratio=0, log_every=2, backend=backend)
+        models.train_local(model, optimizer, 3)
+
+    lamina.torch._report.logger.handlers[:] = []
+    lamina.torch._report.logger.setLevel(logging.NOTSET)
+    is_first = dist.get_rank() == 0
+    assert logged(lambda: weights({"drop_ratio": 0, "log_every": 2}, 5)) == [
+        f"lamina: step {step}: 3 of 3 fragments" for step in (2, 4)] * is_first
+    for backend in BACKENDS:
+        assert logged(lambda: local(backend)) == ["lamina: step 2: 18 of 18 fragments"] * is_first
+
+
+def test_lines_are_seen_without_logging():
+    ranks.run(2, lines_without_logging)
 
 
 def told_of_large_layers():

@@ -13,7 +13,7 @@ import lamina
 from lamina.torch import _step
 from lamina.torch._device import NORMS
 from lamina.torch._options import share_to_send
-from lamina.torch._payloads import BLOCK, Payload
+from lamina.torch._payloads import BLOCK, PAYLOADS, Payload
 
 _ROW = 4096  # elements whose norm is one sum: fragments are of whole rows, but for a layer's last
 _SUMMED_IN_ORDER = 16  # ranks, by an operation each; more are summed by one
@@ -92,11 +92,18 @@ class DeviceExchange:
     def __init__(self, layout: lamina.Layout, options: lamina.Options, *, by_score: bool, payload: str, outer: Dict[str, float],
                  delay: int, group: Optional[dist.ProcessGroup], device: torch.device) -> None:
         kept = {name: value for name, value in dataclasses.asdict(options).items() if name != "momentum"}
-        self.fragments = lamina.LocalDelta(layout, by_score=by_score, payload=payload, **kept).fragments  # names what is wrong
-        lamina.OuterOptimizer(lamina.Layout({"all": (1,)}), payload=payload, rate=outer["rate"], momentum=outer["momentum"])  # likewise
+        rate, momentum = torch.tensor([outer["rate"], outer["momentum"]], dtype=torch.float32).tolist()  # as they are used
+        for name, value, known in (("value", options.value, ("mean_abs", "root_mean_square", "l2_norm")), ("payload", payload, PAYLOADS)):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
+        if not 0 < rate < math.inf:
+            raise ValueError(f"the outer rate must be a finite number above 0, got {outer['rate']:g}")
+        if not 0 <= momentum < 1:
+            raise ValueError(f"the outer momentum must lie in [0, 1), got {outer['momentum']:g}")
+        self.fragments = lamina.Selector(layout, fragment_elements=options.fragment_elements).fragments
         for name, usual in (("at_least_every", 0), ("warm_up_steps", 0), ("search_every", 1)):
             if kept[name] != usual:
-                raise ValueError(f"{name} needs the parameters on the CPU: on {device} all steps send one size, and it would not fit")
+                raise ValueError(f"{name} needs backend 'cpu': with 'torch' all steps send one size, and it would not fit")
         self.layout, self._options, self._by_score, self._outer, self.delay = layout, options, by_score, outer, delay
         self._group, self._device = group, device
         self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)

@@ -64,7 +64,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             "torch" no exchange makes the host wait for the device: parameters that are not finite, sums that are not, and ranks that
             have parted are reported by the next exchange, and nothing is averaged meanwhile. It moves the parameters into one tensor,
             sends payloads of one size in all steps, and refuses at_least_every, warm_up_steps and search_every.
-        log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
+        log_every: steps between lines of rank 0, to stderr unless the logger lamina.torch is set up for INFO; 0: none.
         options: the fields of lamina.Options but for momentum. value: mean_abs, root_mean_square or l2_norm.
 
         TypeError for what is no optimizer, or one that sends parameters itself or has train() and eval(), and, naming the parameter, for
@@ -254,10 +254,10 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         sent_bytes, dense_bytes = device.wire_bytes(), self._own.dense_bytes
         self.totals = dataclasses.replace(self.totals, steps=self.totals.steps + 1, sent_bytes=self.totals.sent_bytes + sent_bytes,
                                           dense_bytes=self.totals.dense_bytes + dense_bytes)
-        if self.log_every and device.step % self.log_every == 0:
+        if self.rank == 0 and self.log_every and device.step % self.log_every == 0:  # else the host need not wait for `last`
             report = self.last
             assert report is not None
-            _report.log(report, self.log_every)
+            _report.log(report, self.log_every, self.rank)
 
     def _raise_what_was_found(self) -> None:
         """By the last exchange on a device. Its numbers are the same on all ranks, which all raise here."""
@@ -434,7 +434,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self.last = StepReport(core.step, False, core.threshold, len(self._sizes), len(core.sent), self._parts.elements,
                                core.sent_elements, self._own.dense_bytes, sent_bytes, 0, {})
         self.totals = self.totals.and_of(self.last)
-        _report.log(self.last, self.log_every)
+        _report.log(self.last, self.log_every, self.rank)
 
     # --- what all share ----------------------------------------------------------------------------------------------------
 

@@ -42,6 +42,13 @@ def given_options(caller: str, given: Mapping[str, Any]) -> lamina.Options:
     return lamina.Options(**given)
 
 
+def uses_cpu(backend: str, device: torch.device) -> bool:
+    """Whether the numbers are made by lamina._core."""
+    if backend == "cpu":
+        lamina.require_extension("backend 'cpu'")
+    return backend == "cpu" or (backend == "auto" and device.type == "cpu" and lamina.HAS_EXTENSION)
+
+
 def share_to_send(options: lamina.Options) -> float:
     """Of the elements, in a step."""
     return options.send_budget if options.send_budget is not None else 1 - options.drop_ratio

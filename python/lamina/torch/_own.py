@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from lamina.torch._exchange import DeviceExchange
 from lamina.torch._foreach import copy_all, is_gapless
+from lamina.torch._options import uses_cpu
 from lamina.torch._sharded import is_dtensor, local_of, require_replicas
 
 _TYPES = (torch.float32, torch.bfloat16)
@@ -23,7 +24,7 @@ class OwnParameters:
         self._shards = any(is_dtensor(each) for each in parameters)
         local = self._local()
         self.device = local[0].device if local else torch.device("cpu")
-        self.uses_cpu = backend == "cpu" or (backend == "auto" and self.device.type == "cpu")
+        self.uses_cpu = uses_cpu(backend, self.device)
         for name, given, each in zip(names, parameters, local):
             require_replicas(f"LocalUpdates: {name}", given, group)
             why = (f"is {each.dtype}, LocalUpdates takes float32 and bfloat16" if each.dtype not in _TYPES

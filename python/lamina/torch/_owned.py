@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: MIT
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 

@@ -3,6 +3,7 @@ from typing import Tuple
 
 import torch
 
+PAYLOADS = ("as_is", "float16", "bfloat16", "int8", "int4")
 BLOCK = 64  # elements that share a scale
 _BITS = {"int8": 7, "int4": 3}  # of a magnitude
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -2,6 +2,7 @@
 import dataclasses
 import logging
 import math
+import sys
 from typing import Any, Dict
 
 logger = logging.getLogger("lamina.torch")
@@ -52,10 +53,16 @@ class Totals:
                       self.dense_bytes + report.dense_bytes, self.sent_bytes + report.sent_bytes)
 
 
-def log(report: StepReport, every: int) -> None:
-    if every and report.step % every == 0 and not report.skipped:
-        logger.info("step %d: %d of %d fragments, %.1f %% of the bytes, threshold %.1e", report.step, report.sent_fragments,
-                    report.fragments, 100 * report.ratio, report.threshold)
+def log(report: StepReport, every: int, rank: int) -> None:
+    """Rank 0's line, by the logger where one is set up for INFO, and otherwise to stderr: who gives log_every wants to see it."""
+    if rank or not every or report.step % every or report.skipped:
+        return
+    line = (f"step {report.step}: {report.sent_fragments} of {report.fragments} fragments, {100 * report.ratio:.1f} % of the bytes, "
+            f"threshold {report.threshold:.1e}")
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info(line)
+    else:
+        print(f"lamina: {line}", file=sys.stderr, flush=True)
 
 
 def add_scalars(report: StepReport, writer: Any, global_step: int, prefix: str) -> None:

@@ -13,7 +13,7 @@ from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
 from lamina.torch._cpu import CpuBackend
 from lamina.torch._device import TorchBackend
 from lamina.torch._foreach import is_gapless
-from lamina.torch._options import Backend, NonFinite, Wire, warn_of_large_layers
+from lamina.torch._options import Backend, NonFinite, Wire, uses_cpu, warn_of_large_layers
 from lamina.torch._report import StepReport, Totals, logger
 
 if TYPE_CHECKING:  # torch.distributed does not tell type checkers that it has it
@@ -56,7 +56,7 @@ class LayerDropping:
         max_norm: a gradient of a rank whose norm is larger is scaled down to it before it is added to the residual. Clipping after
             backward() would take from what the residual delivers, which no rank keeps any more. Not with overlap, which adds the
             first buckets before the norm is known, nor with "leave_out".
-        log_every: steps between lines at INFO of the logger lamina.torch; 0: none.
+        log_every: steps between lines of rank 0, to stderr unless the logger lamina.torch is set up for INFO; 0: none.
         """
         self.options = options if options is not None else lamina.Options()
         self.nonfinite = _one_of("nonfinite", nonfinite, ("propagate", "skip", "leave_out"))
@@ -171,7 +171,7 @@ class LayerDropping:
         return self
 
     def _uses_cpu(self) -> bool:
-        return self._backend_name == "cpu" or (self._backend_name == "auto" and self._parameters[0].device.type == "cpu")
+        return uses_cpu(self._backend_name, self._parameters[0].device)
 
     @staticmethod
     def _check_types(module: torch.nn.Module, named: Any) -> None:
@@ -329,7 +329,7 @@ class LayerDropping:
         self.passes += 1
         self.totals = self.totals.and_of(report)
         self._sent = sent
-        _report.log(report, self.log_every)
+        _report.log(report, self.log_every, self.rank)
 
     @property
     def left_out_elements(self) -> int:

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""The package that LAMINA_PURE=1 makes, without the extension: what it decides, what it trains, and what it refuses by name."""
+
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import zipfile
+
+import pytest
+import torch
+
+import lamina
+import lamina._pure
+import ranks
+
+OPTIONS = {
+    "drop_ratio": {"drop_ratio": 0.7}, "everything": {"drop_ratio": 0.0}, "warm_up_steps": {"drop_ratio": 0.9, "warm_up_steps": 5},
+    "search_every": {"drop_ratio": 0.6, "search_every": 4}, "send_budget": {"send_budget": 0.2},
+    "at_least_every": {"drop_ratio": 0.9, "at_least_every": 3}, "budget and age": {"send_budget": 0.1, "at_least_every": 4},
+    "by_score": {"drop_ratio": 0.8, "by_score": True}, "budget by score": {"send_budget": 0.15, "by_score": True},
+    "fragments": {"send_budget": 0.1, "fragment_elements": 4096}, "momentum": {"drop_ratio": 0.5, "momentum": 0.9}}
+SHAPES = {"a": (70, 100), "a[0]": (3,), "b]": (33, 4), "empty": (0,), "large": (9000,), "one": (), "ü": (4096,)}
+VALUES = [0.0, -0.0, 1.0, 1.0, 2.0, 0.25, float("inf"), float("nan"), 1e-300]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_decisions_and_states_are_bitwise_the_extensions(options):
+    made = random.Random(options)
+    one, other = (module.Selector(module.Layout(SHAPES), **OPTIONS[options]) for module in (lamina, lamina._pure))
+    assert (other.fragments.names, other.fragments.sizes, other.fragments.fingerprint) == (
+        one.fragments.names, one.fragments.sizes, one.fragments.fingerprint)
+    count, elements = len(one.fragments), one.fragments.elements
+    assert [other.fragments_of(layer) for layer in range(len(SHAPES))] == [one.fragments_of(layer) for layer in range(len(SHAPES))]
+    residual = torch.randn(elements)
+    velocity = residual + 1 if "momentum" in OPTIONS[options] else None
+    for step in range(1, 40):
+        if made.random() < 0.1:
+            sent = [fragment for fragment in range(count) if made.random() < 0.3]
+            one.take(step, sent), other.take(step, sent)
+        for _ in range(made.choice((1, 1, 2))):  # a step may be decided anew
+            values = torch.tensor([made.choice(VALUES) if made.random() < 0.5 else made.random() for _ in range(count)], dtype=torch.float64)
+            held = made.choice((None, bytes(made.random() < 0.2 for _ in range(count))))
+            assert other.decide(step, values, held) == one.decide(step, values, held)
+            assert (repr(other.threshold), other.sent_elements, other.sent_bitmap) == (repr(one.threshold), one.sent_elements, one.sent_bitmap)
+        values = torch.rand(count, dtype=torch.float64)
+        assert bytes(other.forecast(step, values)) == bytes(memoryview(one.forecast(step, values)).cast("B"))
+        one.commit(step), other.commit(step)
+        if made.random() < 0.3:  # each goes on with the other's
+            saved = [each.save(step, residual, velocity, values) for each in (other, one)]
+            loaded = [[bytes(memoryview(part).cast("B")) if len(part) else b"" for part in found[1:]]
+                      for found in (each.load(state) for each, state in zip((one, other), saved))]
+            assert loaded[0] == loaded[1] and loaded[0][0] == residual.numpy().tobytes()
+    state, residual[5] = one.save(39, residual), torch.nan
+    for wrong in (state[:-1], state + b"1", b"1" + state[1:], state[:16] + b"12345678" + state[24:]):
+        with pytest.raises((lamina.DecodeError, lamina._pure.DecodeError)):
+            other.load(wrong)
+    with pytest.raises(ValueError, match="residual holds NaN or infinity"):
+        other.save(1, residual)
+
+
+@pytest.mark.parametrize("options, message", [({"drop_ratio": 1.5}, "drop ratio"), ({"search_every": 0}, "search_every"),
+                                              ({"send_budget": 0.0}, "send_budget"), ({"fragment_elements": 5}, "fragment_elements")])
+def test_options_are_refused_alike(options, message):
+    said = []
+    for module in (lamina, lamina._pure):
+        with pytest.raises(ValueError, match=message) as refused:
+            module.Selector(module.Layout({"a": (1,)}), **options)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+
+
+@pytest.fixture(scope="module")
+def pure(tmp_path_factory):
+    """Where the package lies unpacked."""
+    if "LAMINA_DIST" not in os.environ:
+        pytest.skip("LAMINA_DIST is not set: tests/python/run makes the package")
+    wheel, folder = next(pathlib.Path(os.environ["LAMINA_DIST"]).glob("pure/*.whl")), tmp_path_factory.mktemp("pure")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    assert not list(folder.rglob("*.so"))
+    return folder
+
+
+TRAINS = """
+import hashlib, os, sys, torch, lamina, lamina.torch
+import torch.distributed as dist
+assert lamina.HAS_EXTENSION == (sys.argv[1] == "extension")
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+
+def trained(model, make):
+    trained, optimizer, state = make(model)
+    for step in range(6):
+        generator = torch.Generator().manual_seed(10 * step + dist.get_rank())
+        optimizer.zero_grad()
+        trained(torch.randn(16, 8, generator=generator)).square().mean().backward()
+        optimizer.step()
+    saved = state.state_dict()
+    state.load_state_dict(saved)
+    return hashlib.sha1(torch.cat([each.detach().flatten() for each in model.parameters()]).numpy().tobytes()).hexdigest()
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+
+def hook(model):
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    return ddp, torch.optim.SGD(model.parameters(), 0.1), lamina.torch.register(ddp, drop_ratio=0.6, backend=backend)
+
+def local(model):
+    optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, payload="int8", delay=2, backend=backend)
+    return model, optimizer, optimizer
+
+backend = "torch" if lamina.HAS_EXTENSION else "auto"
+print(trained(model(), hook), trained(model(), local))
+"""
+
+
+def test_it_trains_as_with_the_extension(pure, tmp_path):
+    program = tmp_path / "trains.py"
+    program.write_text(TRAINS)
+    outputs = {}
+    for which, path in (("extension", pathlib.Path(lamina.__file__).parents[1]), ("pure", pure)):
+        environment = {"PYTHONPATH": str(path), "PATH": "", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo",
+                       "WORLD_SIZE": "2", "MASTER_PORT": str(ranks.free_port()), "OMP_NUM_THREADS": "1"}
+        processes = [subprocess.Popen([sys.executable, str(program), which], env={**environment, "RANK": str(rank)}, text=True,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]
+        done = [process.communicate(timeout=ranks.SECONDS) for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], done
+        outputs[which] = [output.split() for output, _ in done]
+    assert outputs["pure"] == outputs["extension"] and len(outputs["pure"][0]) == 2
+    assert outputs["pure"][0][0] == outputs["pure"][1][0]  # the hook's parameters are those of all ranks
+
+
+@pytest.mark.parametrize("what, needs", [("lamina.Worker", "lamina.Worker"), ("lamina.merge_states", "lamina.merge_states"),
+                                         ("from lamina import encode_payload", "lamina.encode_payload"),
+                                         ("lamina.torch._options.uses_cpu('cpu', 'cpu')", "backend 'cpu'")])
+def test_what_needs_the_extension_says_so(pure, what, needs):
+    done = subprocess.run([sys.executable, "-c", f"import lamina.torch\n{what}"], env={"PYTHONPATH": str(pure)}, capture_output=True, text=True)
+    assert f"ImportError: {needs} needs the extension lamina._core, which this installation was made without (LAMINA_PURE=1)" in done.stderr
