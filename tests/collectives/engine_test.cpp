@@ -12,7 +12,8 @@
 #include "catch.hpp"
 #include "ranks.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::engine_test {
+
 using collectives::algorithm_choice;
 using collectives::engine;
 using collectives::engine_options;
@@ -515,3 +516,5 @@ TEST_CASE("timeout: the longest is no time in the past, and none is refused") {
                    "it must be above 0"));
   }
 }
+
+}  // namespace lamina_test::engine_test

@@ -12,7 +12,8 @@
 #include "lamina/collectives/engine.hpp"
 #include "ranks.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::owners_test {
+
 using collectives::algorithm_choice;
 using collectives::engine;
 using collectives::engine_options;
@@ -229,3 +230,5 @@ TEST_CASE("owners: what an update throws comes out of its engine, and nobody han
     }
   }
 }
+
+}  // namespace lamina_test::owners_test

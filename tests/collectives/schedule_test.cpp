@@ -13,7 +13,8 @@
 #include "lamina/lamina.hpp"
 #include "ranks.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::schedule_test {
+
 using collectives::algorithm_choice;
 using collectives::layer_class;
 using collectives::plan;
@@ -295,3 +296,5 @@ TEST_CASE("plan: what cannot be is refused by name") {
         "sums travel as_is, as float16 or as bfloat16, not as payload 3");
   CHECK(contains(payload_refusal(payload_type::float16, algorithm_choice::by_type()), "by pairwise alone"));
 }
+
+}  // namespace lamina_test::schedule_test
