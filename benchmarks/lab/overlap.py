@@ -180,11 +180,11 @@ def verdict(results: list[Result], of: Result) -> str:
     row = ROWS.get(of.row)
     if row is None:  # kept from a run of other rows
         return ""
-    rivals = [each for each in results if each.cell == of.cell and each.steps and each.row in ROWS
+    others = [each for each in results if each.cell == of.cell and each.steps and each.row in ROWS
               and ROWS[each.row].is_baseline and ROWS[each.row].loses <= row.loses]
-    if row.is_baseline or row.is_alone or not rivals or not of.steps:
+    if row.is_baseline or row.is_alone or not others or not of.steps:
         return ""
-    best = min(rivals, key=lambda each: each.median("total_seconds"))
+    best = min(others, key=lambda each: each.median("total_seconds"))
     ratio = of.median("total_seconds") / best.median("total_seconds")
     word = "**loses**, " if ratio > 1 + TIE_SHARE else "ties, " if ratio >= 1 - TIE_SHARE else ""
     return f"{word}{ratio:.2f} of {best.row}"

@@ -9,7 +9,7 @@ import statistics
 
 from rows import Row, parsed
 
-RIVALS = {"powersgd": "PowerSGD", "sparseloco": "SparseLoCo", "dgc": "DGC", "scalecom": "ScaleCom", "demo": "DeMo",
+BASELINES = {"powersgd": "PowerSGD", "sparseloco": "SparseLoCo", "dgc": "DGC", "scalecom": "ScaleCom", "demo": "DeMo",
           "onebit": "1-bit Adam"}
 OWN_PAYLOAD = ("sparseloco", "onebit")  # of theirs titles say nothing
 TUNED = ("rate", "outer_rate", "outer_momentum")
@@ -131,8 +131,8 @@ def family(row: Row) -> str:
     if row.scheme == "local":
         return {"value": "local, parts by value", "turn": "local, parts in turn (Streaming DiLoCo)",
                 "all": "local, all at once (DiLoCo)"}[row.choice]
-    if row.scheme in RIVALS:
-        return RIVALS[row.scheme]
+    if row.scheme in BASELINES:
+        return BASELINES[row.scheme]
     return f"gradients dropped, R = {row.drop_ratio:g}" if row.scheme == "gradients" and row.drop_ratio else "dense"
 
 

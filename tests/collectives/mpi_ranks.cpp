@@ -43,14 +43,14 @@ void require_said(const std::string& said, const std::string& expected) {
 // Means by a variant, some layers dropped in one step, and of its bytes those of the formula.
 void run_steps(collectives::mpi_channel& channel, const variant& tried, collectives::piece_sizes pieces) {
   if (!tried.exists(channel.ranks())) return;
-  const lamina::layout model = model_of({40'001, 3, 701, 0, 120'000});
-  const collectives::plan plan = tried.plan(model, channel.ranks(), 50'000, 300'000);
+  const lamina::layout model = model_of({4'001, 3, 701, 0, 30'000});
+  const collectives::plan plan = tried.plan(model, channel.ranks(), 10'000, 60'000);
   std::mt19937 random(77);  // the same on all ranks: each knows what the others give
   collectives::engine_options options = {.pieces = pieces, .timeout = 30s};
   if (tried.has_owners) options.update = keep_mean;
   collectives::engine engine(channel, plan, options);
   std::uint64_t bytes = opening_bytes(channel.ranks(), channel.rank());
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < 2; ++step) {
     const all_gradients gradients = random_gradients(random, model, channel.ranks());
     std::vector<bool> is_sent(model.layers(), true);
     is_sent[2] = step != 1;
@@ -160,7 +160,7 @@ int main(int argc, char** argv) {
       } else {
         for (const variant& tried : all_variants()) {
           run_steps(channel, tried, {});
-          if (ranks > 5) continue;  // they have fewer cores than they want
+          if (ranks > 4 || tried.has_owners) continue;  // many have fewer cores than they want
           run_steps(channel, tried, {.both_ways = 4096, .one_way = 10'000});
         }
       }

@@ -23,8 +23,8 @@
 #include "lamina/layout.hpp"
 #include "support.hpp"
 
-/// What the fuzz targets share. A target is one file with fuzz_one(); libFuzzer calls it with bytes of its own, replay.cpp
-/// with seeds and those of files. A violated property aborts, which both take for a crash.
+/// What the fuzz targets share. A target is one header with fuzz_one(); libFuzzer calls it with bytes of its own, and the program that
+/// replays with seeds and those of files. A violated property aborts, which both take for a crash.
 namespace lamina_fuzz {
 
 using lamina_test::throws;
@@ -151,12 +151,3 @@ void mend(bytes& broken, const Header& good, std::size_t how, const SumOf& sum_o
 }
 
 }  // namespace lamina_fuzz
-
-/// Makes lamina_fuzz::of_NAME::fuzz_one() the program's target; replay.cpp has another definition.
-#ifndef LAMINA_FUZZ_TARGET
-#define LAMINA_FUZZ_TARGET(name)                                                                \
-  extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {           \
-    lamina_fuzz::of_##name::fuzz_one(lamina_fuzz::input(std::as_bytes(std::span(data, size)))); \
-    return 0;                                                                                   \
-  }
-#endif

@@ -12,7 +12,7 @@
 
 namespace lamina_fuzz {
 
-/// residual_accumulator as docs/algorithm.md says it: element by element, every number written, no bounds, no blocks.
+/// residual_accumulator as docs/algorithm.md defines it: element by element, every number written, no bounds, no blocks.
 template <class T>
 class literal_residual {
  public:
@@ -59,7 +59,7 @@ class literal_residual {
     }
   }
 
-  /// After a gradient was refused: takes over what it has left, and tells whether that is as near as non_finite::refuse says.
+  /// After a gradient was refused: takes over what it has left, and tells whether that is as near as non_finite::refuse promises.
   bool settle(std::size_t layer, std::span<const T> elements, std::span<const T> velocity) {
     constexpr double epsilon = std::numeric_limits<T>::epsilon();
     bool is_near = true;

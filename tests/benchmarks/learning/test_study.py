@@ -198,25 +198,6 @@ def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
     assert len(list(report.tried(report.read(tmp_path)))) == 2 + 13
 
 
-@pytest.mark.parametrize("text, title", [
-    ("scheme=local choice=all", "local, all at once (DiLoCo), fp32"),
-    ("scheme=local choice=all outer_momentum=0", "local, all at once (averaged), fp32"),
-    ("scheme=dgc", "DGC, fp32, 0.1 % of the elements, no momentum correction"),
-    ("scheme=dgc optimizer=sgd correction=0.9", "DGC, fp32, 0.1 % of the elements, momentum correction 0.9, sgd"),
-    ("scheme=sparseloco averaged=workers", "SparseLoCo, 64 of 4,096 every 30 steps, mean over all workers"),
-])
-def test_a_title_says_what_a_row_lacks_of_its_paper(text, title):
-    assert report.title(parsed(text)) == title
-
-
-def test_longer_rows_stand_with_the_dense_run_that_they_would_reach(tmp_path):
-    for text, loss in (("steps=1500", 1.9), ("steps=2000", 1.5), ("steps=2500 scheme=local payload=int4", 1.625),
-                       ("steps=1000 scheme=local payload=int4", 2.0)):
-        result(tmp_path, text, loss, 0.01)
-    lines = [line.split(" | ") for line in list(report.table(report.read(tmp_path)))[2:]]
-    assert [(line[1], line[10]) for line in lines] == [("1,000", ""), ("1,500", ""), ("2,000", ""), ("2,500", "+0.125")]
-
-
 def test_every_scheme_looks_like_no_other():
     rows = [*map(parsed, ("workers=1", *(f"scheme=local choice={choice}" for choice in ("value", "turn", "all")))),
             *(Row(scheme=scheme) for scheme in schemes.SCHEMES if scheme != "local")]
@@ -279,14 +260,6 @@ def test_numbers_of_workers_are_compared_where_they_differ(tmp_path):
     lines = {line.get_label(): line.get_xydata().tolist() for line in drawn.axes[0].get_lines()}
     assert lines["local, parts by value"] == [[4, 1.75], [8, 1.75]] and lines["SparseLoCo"] == [[4, 1.625], [8, 1.625]]
     assert pictures.over_workers(report.outcomes([each for each in report.read(tmp_path) if each.row.workers == 4])) is None
-
-
-def test_what_is_right_in_the_test_has_a_column(tmp_path):
-    result(tmp_path, "rate=0.002", 1.5, test_top1=0.5)
-    result(tmp_path, "rate=0.002 seed=1", 1.5, test_top1=0.6125)
-    result(tmp_path, "rate=0.002 seed=2", 1.5, test_top1=0.6375)
-    head, _, line = report.table(report.read(tmp_path))
-    assert head.endswith("| test top-1, % |") and line.endswith("|  | 62.50 ± 1.25 |")
 
 
 def test_a_complete_row_is_not_trained_again(tmp_path, monkeypatch, capsys):

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
+#pragma once
+
 // Any bytes decode to a frame or a named error; of a frame everything can be read, and means the same whichever way.
 #include <algorithm>
-#include <numeric>
-#include <optional>
 #include <tuple>
 
 #include "fuzz.hpp"
-#include "lamina/server.hpp"
+#include "lamina/codec.hpp"
 
 namespace lamina_fuzz::of_decode {
 namespace {
@@ -56,11 +56,11 @@ void read_layer(const frame_view<T>& frame, std::size_t l, std::size_t elements,
   });
   if (frame.is_dropped(l)) {
     check(seen == 0 && frame.bytes_of(l).empty() && lamina_test::same_bits(all, untouched),
-          "a layer held back is left as it is");
+          "a dropped layer is left as it is");
     check(!is_restored || std::ranges::count(restored, T(0)) == std::ssize(restored),
-          "a gradient held back is zeros");
+          "a dropped gradient is zeros");
     check(throws<std::out_of_range>([&] { frame.copy(l, 0, std::span<T>()); }),
-          "a layer held back has no elements");
+          "a dropped layer has no elements");
     return;
   }
   check(lamina_test::same_bits(restored, is_restored ? all : untouched), "restore gives what apply_to gives");
@@ -109,47 +109,6 @@ void check_canonical(const frame_view<T>& frame, const lamina::layout& model,
     std::fill_n(each->begin() + lamina::detail::checksum_offset, 8, std::byte{0});
   }
   check(read == written, "a frame is written in one way");
-}
-
-template <class T>
-void serve(const frame_view<T>& frame, std::span<const std::byte> given, const lamina::layout& model) {
-  lamina::server<T> server(
-      model, {.workers = 3, .first_step = std::max<std::uint64_t>(1, frame.step()), .run = frame.run() % 16});
-  const std::error_code code = server.add_view(given);
-  std::error_code expected;
-  if (frame.kind() != lamina::frame_kind::gradients) {
-    expected = errc::unexpected_kind;
-  } else if (frame.run() >= 16) {
-    expected = errc::other_run;
-  } else if (frame.sender() >= 3) {
-    expected = errc::unknown_sender;
-  } else if (frame.step() == 0) {
-    expected = errc::unexpected_step;
-  } else if (frame.sequence() != 0) {
-    expected = errc::unexpected_sequence;
-  }
-  check(code == expected, "a frame is refused for its own reason");
-  if (code) {
-    check(server.missing().size() == 3 && server.arrived().sent_layers() == 0,
-          "a refused frame changes nothing");
-    return;
-  }
-  check(server.add({given.begin(), given.end()}) == errc::duplicate_frame, "a frame is taken once");
-  check((server.missing().size() == 2) == frame.is_last(), "the last frame ends a step");
-  std::vector<std::vector<T>> expected_mean;
-  for (std::size_t l = 0; l < model.layers(); ++l) {
-    check(server.arrived().is_dropped(l) == frame.is_dropped(l), "what was sent has arrived");
-    frame.apply_to(l, expected_mean.emplace_back(model.sizes()[l]));
-  }
-  if (!frame.is_last()) return;
-  std::size_t elements = 0;
-  server.update([&](std::size_t l, std::size_t begin, std::span<const T> mean) {
-    check(same_numbers(mean, std::span<const T>(expected_mean[l]).subspan(begin, mean.size())),
-          "the mean of one frame is the frame");
-    elements += mean.size();
-  });
-  check(elements == frame.sent_elements(), "each element is given once");
-  check(server.add_view(given) == errc::duplicate_frame, "a frame of the step before is refused");
 }
 
 // The first bytes of any frame, whatever follows them: what they say is what decode says.
@@ -208,7 +167,6 @@ void decode_and_use(input& in) {
   check(throws<std::out_of_range>([&] { std::ignore = view.is_dropped(model.layers()); }),
         "there are no more layers");
   if (view.payload() == payload_type::as_is) check_canonical(view, model, given);
-  serve(view, given, model);
 }
 
 }  // namespace
@@ -218,5 +176,3 @@ void fuzz_one(input in) {
 }
 
 }  // namespace lamina_fuzz::of_decode
-
-LAMINA_FUZZ_TARGET(decode)

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
+#pragma once
+
 // Any bytes load into a worker or are refused by name, and then nothing has changed; what was loaded is saved as it was.
 #include <algorithm>
 #include <optional>
 
 #include "fuzz.hpp"
 #include "lamina/codec.hpp"
-#include "lamina/worker.hpp"
+#include "steps.hpp"
 
 namespace lamina_fuzz::of_state {
 namespace {
@@ -28,10 +30,7 @@ void mend_state(bytes& state, const lamina::layout& model, std::size_t how) {
 // Whether the gradients were taken.
 template <class T>
 bool one_step(worker<T>& each, std::mt19937& random) {
-  std::vector<std::vector<T>> gradients;
-  for (const std::size_t size : each.model().sizes())
-    gradients.push_back(lamina_test::random_fractions<T>(random, size));
-  auto step = each.add(gradients);
+  auto step = each.add(lamina_test::rounding_gradients<T>(random, each.model()));
   if (!step) return false;
   step.frame();
   step.commit();
@@ -152,5 +151,3 @@ void fuzz_one(input in) {
 }
 
 }  // namespace lamina_fuzz::of_state
-
-LAMINA_FUZZ_TARGET(state)

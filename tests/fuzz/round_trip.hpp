@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What is encoded decodes to what it was: any layout, selection, payload type and values, in one piece and in segments.
+#pragma once
+
+// What is encoded decodes to what it was: any layout, selection, payload type and values, in one frame and in segments.
 
 #include "fuzz.hpp"
 #include "lamina/server.hpp"
@@ -28,7 +30,7 @@ void check_decoded(const lamina::frame_view<T>& frame, std::size_t l, const std:
   std::vector<T> decoded(given.size());
   if (!frame.apply_to(l, decoded)) return;
   if (frame.payload() == payload_type::as_is) {
-    check(lamina_test::same_bits(decoded, given), "as_is gives the same bits");
+    check(lamina_test::same_bits(decoded, given), "as_is is bitwise identical");
     return;
   }
   const bool is_kept = frame.kind() != lamina::frame_kind::parameters;
@@ -50,20 +52,21 @@ void check_several(input& in, const lamina::frame_view<T>& whole, const lamina::
       model,
       {.kind = whole.kind(), .first_step = std::max<std::uint64_t>(1, whole.step()), .run = whole.run()});
   lamina::frame_encoder<T> encoder(model, whole.run());
-  lamina::frame_header says{.kind = whole.kind(), .step = server.step(), .payload = whole.payload()};
+  lamina::frame_header header{.kind = whole.kind(), .step = server.step(), .payload = whole.payload()};
   const auto elements = [&](std::size_t l) { return std::span<const T>(values[l]); };
   lamina::selection gone(model);
   std::vector<bytes> frames;
-  for (says.is_last = false; !says.is_last; ++says.sequence) {
-    says.is_last = frames.size() == 4 || in.flag();
+  for (header.is_last = false; !header.is_last; ++header.sequence) {
+    header.is_last = frames.size() == 4 || in.flag();
     lamina::selection some(model);
     for (const std::size_t l : chosen.sent()) {
-      if (gone.is_dropped(l) && (says.is_last || in.flag())) some.send(l);
+      if (gone.is_dropped(l) && (header.is_last || in.flag())) some.send(l);
     }
     for (const std::size_t l : some.sent()) gone.send(l);
-    frames.push_back(encoder.encode(says, some, elements).to_bytes());
+    frames.push_back(encoder.encode(header, some, elements).to_bytes());
     const auto view = lamina::decode<T>(frames.back(), model);
-    check(view.sequence() == says.sequence && view.is_last() == says.is_last, "a frame says which it is");
+    check(view.sequence() == header.sequence && view.is_last() == header.is_last,
+          "a frame tells which it is");
     for (std::size_t l = 0; l < model.layers(); ++l) {
       check(view.is_dropped(l) == some.is_dropped(l), "a layer is there if it was selected");
       if (some.is_sent(l))
@@ -76,8 +79,8 @@ void check_several(input& in, const lamina::frame_view<T>& whole, const lamina::
     if (k + 1 < frames.size())
       check(server.add(frames[k + 1]) == errc::unexpected_sequence, "no frame is left out");
     if (k > 0 && server.arrived().sent_layers() > 0) {
-      says.sequence = static_cast<std::uint16_t>(k);
-      bytes again = encoder.encode(says, server.arrived(), elements).to_bytes();
+      header.sequence = static_cast<std::uint16_t>(k);
+      bytes again = encoder.encode(header, server.arrived(), elements).to_bytes();
       check(server.add(std::move(again)) == errc::duplicate_layer, "a layer is in one frame");
     }
     check(!server.add(frames[k]), "frames are taken in order");
@@ -122,7 +125,7 @@ void round_trip(input& in) {
     check(view.kind() == kind && view.step() == step && view.sender() == sender && view.run() == run &&
               view.payload() == type && view.sent_elements() == chosen.sent_elements() &&
               std::ranges::equal(view.user(), user) && view.sequence() == 0 && view.is_last(),
-          "the header says what it was told");
+          "the header has what it was given");
     for (std::size_t l = 0; l < model.layers(); ++l) {
       check(view.is_dropped(l) == chosen.is_dropped(l), "a layer is there if it was selected");
       check_decoded(view, l, values[l]);
@@ -149,5 +152,3 @@ void fuzz_one(input in) {
 }
 
 }  // namespace lamina_fuzz::of_round_trip
-
-LAMINA_FUZZ_TARGET(round_trip)

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#pragma once
+
 // A worker with any options and any gradients, NaN and infinity among them, with a literal residual: what docs/algorithm.md
 // numbers holds at every step, whatever was sent, lost or refused.
 #include <algorithm>
@@ -10,6 +12,7 @@
 #include "lamina/codec.hpp"
 #include "lamina/worker.hpp"
 #include "literal_residual.hpp"
+#include "steps.hpp"
 
 namespace lamina_fuzz::of_options {
 namespace {
@@ -67,12 +70,9 @@ class run {
         worker_(model, options),
         fragments_(worker_.fragments()),
         literal_(fragments_.sizes(), static_cast<T>(options.momentum), options.non_finite),
-        sent_in_(fragments_.layers()) {
-    for (const std::size_t size : fragments_.sizes()) {
-      computed_.emplace_back(size);
-      received_.emplace_back(size);
-    }
-  }
+        sent_in_(fragments_.layers()),
+        computed_(lamina_test::zeros_like<T>(fragments_)),
+        received_(computed_) {}
 
   // False if the residual has no room for any gradient of this step.
   bool step() {
@@ -81,7 +81,7 @@ class run {
     if (is_planned && in_.flag()) (void)worker_.plan();  // which the plan below forgets
     std::vector<double> values;
     if (is_planned) {
-      values = copy_of(worker_.values());
+      values = lamina_test::copy_of(worker_.values());
       scale_some(worker_.values(), values);
     }
     auto step = is_planned ? worker_.begin(worker_.plan()) : worker_.begin();
@@ -95,7 +95,7 @@ class run {
             "the value is that of the residual");
     }
     if (!is_planned) {
-      values = copy_of(step.values());
+      values = lamina_test::copy_of(step.values());
       if (in_.below(4) == 3) scale_some(step.values(), values);
     }
     if (std::ranges::any_of(values, [](double value) { return std::isnan(value); })) return false;
@@ -113,10 +113,6 @@ class run {
 
  private:
   using step_type = typename lamina::worker<T>::step;
-
-  static std::vector<double> copy_of(std::span<const double> values) {
-    return {values.begin(), values.end()};
-  }
 
   // Values that workers have agreed on.
   void scale_some(std::span<double> written, std::vector<double>& values) {
@@ -256,13 +252,8 @@ class run {
     if (arrives) sent_elements_ += sent.sent_elements();
     step_type let_go = std::move(step);
     if (kind_ != gradients::integers || options_.momentum > 0) return;
-    for (std::size_t f = 0; f < fragments_.layers(); ++f) {
-      const auto residual = worker_.residual()[f];
-      for (std::size_t i = 0; i < residual.size(); ++i) {
-        check(received_[f][i] + residual[i] == computed_[f][i],
-              "everything sent plus the residual is all there was");
-      }
-    }
+    check(lamina_test::conserves(worker_, received_, computed_),
+          "everything sent plus the residual is all there was");
   }
 
   // A worker that goes on from what another has saved does the same.
@@ -283,8 +274,8 @@ class run {
   lamina::layout fragments_;
   literal_residual<T> literal_;
   std::vector<std::uint64_t> sent_in_;
-  std::vector<std::vector<T>> computed_;
-  std::vector<std::vector<T>> received_;
+  lamina_test::tensors<T> computed_;
+  lamina_test::tensors<T> received_;
   std::size_t sent_elements_ = 0;
 };
 
@@ -308,5 +299,3 @@ void fuzz_one(input in) {
 }
 
 }  // namespace lamina_fuzz::of_options
-
-LAMINA_FUZZ_TARGET(options)

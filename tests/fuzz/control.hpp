@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#pragma once
+
 // Any control messages, most of them under a good check, at a sender and a receiver in any state: each is taken or refused by
 // name, and no end that says it is done is beyond its bound.
 #include "bounded/simulated_transfer.hpp"
@@ -64,9 +66,10 @@ bytes message_of(input& in, const bytes& last) {
 }
 
 void check_done(const bounded::bounded_sender& sender, const setting& of) {
-  for (const std::size_t part : sender.arrived().sent().sent()) {
-    check(sender.arrived().lost_chunks(part) <= bounded::allowed_losses(100'000, of.grid.chunks(part)),
-          "no STOP leaves a part beyond its bound");
+  for (const std::size_t fragment : sender.arrived().sent().sent()) {
+    check(
+        sender.arrived().lost_chunks(fragment) <= bounded::allowed_losses(100'000, of.grid.chunks(fragment)),
+        "no STOP leaves a fragment beyond its bound");
   }
 }
 
@@ -156,5 +159,3 @@ void fuzz_one(input in) {
 }
 
 }  // namespace lamina_fuzz::of_control
-
-LAMINA_FUZZ_TARGET(control)

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: MIT
+#pragma once
+
 // Any datagrams at a receiver with an open transfer: each gets a name, and what arrives is only what was sent.
 #include "bounded/simulated_transfer.hpp"
 #include "fuzz.hpp"
@@ -105,12 +107,11 @@ void fuzz_one(input in) {
   if (receiver.state() != receiver_state::frozen) return;
   // A packet may be changed in what no layout knows, its transmission and times, but not in its elements.
   check(holds_what_arrived(receiver, of.made.frame(), of.grid), "what arrived is what was sent");
-  for (const std::size_t part : receiver.arrived().sent().sent()) {
-    check(receiver.arrived().lost_chunks(part) <= bounded::allowed_losses(400'000, of.grid.chunks(part)),
-          "no part is beyond its bound");
+  for (const std::size_t fragment : receiver.arrived().sent().sent()) {
+    check(receiver.arrived().lost_chunks(fragment) <=
+              bounded::allowed_losses(400'000, of.grid.chunks(fragment)),
+          "no fragment is beyond its bound");
   }
 }
 
 }  // namespace lamina_fuzz::of_packet
-
-LAMINA_FUZZ_TARGET(packet)
