@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 # cmake -D PROGRAM=COMMAND -D EXPECTED=FILE -P: whether the program prints the lines of the file. Shows those that differ.
+cmake_minimum_required(VERSION 3.22)
 execute_process(COMMAND ${PROGRAM} OUTPUT_VARIABLE printed COMMAND_ERROR_IS_FATAL ANY)
 file(READ "${EXPECTED}" expected)
 if(NOT printed STREQUAL expected)
