@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# The name of lamina's namespace under flags, by each compiler that is here; docs/cpp/operations.md has each piece of it.
+# The name of lamina's namespace under flags, by each compiler that is here; docs/cpp/operations.md has each suffix of it.
 include("${CMAKE_CURRENT_LIST_DIR}/flags.cmake")
 file(STRINGS "${INCLUDE_DIR}/lamina/version.hpp" lines REGEX "#define LAMINA_VERSION_")
 string(REGEX REPLACE "[^0-9;]" "" version "${lines}")
@@ -8,13 +8,13 @@ file(WRITE "${OUTPUT_DIR}/name.hpp" "#include <lamina/detail/abi.hpp>\n<LAMINA_A
 
 file(READ "${SOURCE_DIR}/../../docs/cpp/operations.md" guide)
 
-# expect(NAME FLAGS...): what stands behind the version.
+# expect(NAME FLAGS...): what follows the version.
 function(expect expected)
-  string(REGEX MATCHALL "_[a-z0-9]+" pieces "${expected}")
-  foreach(piece IN LISTS pieces)
-    string(FIND "${guide}" "`${piece}`" position)
+  string(REGEX MATCHALL "_[a-z0-9]+" suffixes "${expected}")
+  foreach(suffix IN LISTS suffixes)
+    string(FIND "${guide}" "`${suffix}`" position)
     if(position EQUAL -1)
-      message(FATAL_ERROR "docs/cpp/operations.md has no `${piece}`")
+      message(FATAL_ERROR "docs/cpp/operations.md has no `${suffix}`")
     endif()
   endforeach()
   foreach(compiler IN LISTS COMPILERS)

@@ -56,8 +56,11 @@ class counting_resource final : public std::pmr::memory_resource {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("buffer: begins at a cache line and holds what is written", "", float, double,
-                   lamina::float16, std::byte) {
+TEMPLATE_TEST_CASE("buffer: begins at a cache line and holds what is written; no elements take no memory", "",
+                   float, double, lamina::float16, std::byte) {
+  counting_resource resource;
+  CHECK(buffer<TestType>(0, &resource).size() == 0);
+  CHECK(resource.allocations == 0);
   for (const std::size_t count : std::array<std::size_t, 5>{1, 3, 64, 1000, 100'000}) {
     buffer<TestType> memory(count);
     REQUIRE(is_aligned(memory.data(), 64));
@@ -66,21 +69,10 @@ TEMPLATE_TEST_CASE("buffer: begins at a cache line and holds what is written", "
     REQUIRE(std::ranges::count(memory, TestType{}) == static_cast<std::ptrdiff_t>(count));
     REQUIRE(std::span<TestType>(memory).data() == memory.data());
   }
-}
-
-TEST_CASE("buffer: memory of a greater alignment than a line stays so") {
   struct alignas(256) wide {
     char bytes[256];
   };
-  buffer<wide> memory(3);
-  CHECK(is_aligned(memory.data(), 256));
-}
-
-TEST_CASE("buffer: no elements take no memory") {
-  counting_resource resource;
-  const buffer<float> zero(0, &resource);
-  CHECK(zero.size() == 0);
-  CHECK(resource.allocations == 0);
+  CHECK(is_aligned(buffer<wide>(3).data(), 256));
 }
 
 TEST_CASE("buffer: the memory of a resource is not touched, and goes back to it") {
@@ -105,7 +97,7 @@ TEST_CASE("buffer: more than there is is refused") {
   CHECK(resource.allocations == 0);
 }
 
-TEST_CASE("buffer: the memory of an arena, which ends") {
+TEST_CASE("buffer: the memory of an arena, until there is none left") {
   alignas(64) std::byte arena[4096];
   std::pmr::monotonic_buffer_resource resource(arena, sizeof arena, std::pmr::null_memory_resource());
   const buffer<float> memory(512, &resource);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/selection.hpp"
 
+#include <array>
 #include <random>
 #include <vector>
 
@@ -61,38 +62,27 @@ TEST_CASE("delivery: the runs are maximal, ascending, and those of a list of los
     const std::size_t chunk = 1 + below(random, 9);
     lamina::delivery arrived(chosen, chunk);
     const std::size_t lost_of_8 = below(random, 9);
-    std::vector<std::vector<std::size_t>> is_lost;  // of each element: 0 or 1
     for (std::size_t l = 0; l < model.layers(); ++l) {
-      is_lost.emplace_back(model.sizes()[l]);
+      std::array<std::vector<lamina::element_range>, 2> expected;  // that arrived, and that were lost
       for (std::size_t c = 0; c < arrived.chunks(l); ++c) {
-        if (below(random, 8) >= lost_of_8) continue;
-        arrived.lose(l, c);
-        for (std::size_t i = c * chunk; i < std::min((c + 1) * chunk, is_lost[l].size()); ++i) {
-          is_lost[l][i] = 1;
+        const bool is_lost = below(random, 8) < lost_of_8;
+        if (is_lost) arrived.lose(l, c);
+        const std::size_t end = std::min((c + 1) * chunk, model.sizes()[l]);
+        auto& runs = expected[is_lost ? 1 : 0];
+        if (!runs.empty() && runs.back().end == c * chunk) {
+          runs.back().end = end;
+        } else {
+          runs.push_back({l, c * chunk, end});
         }
       }
-    }
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      std::vector<lamina::element_range> expected[2];
-      std::vector<lamina::element_range> found[2];
-      if (chosen.is_sent(l)) {
-        for (std::size_t i = 0; i < is_lost[l].size(); ++i) {
-          auto& runs = expected[is_lost[l][i]];
-          if (i > 0 && is_lost[l][i - 1] == is_lost[l][i]) {
-            runs.back().end = i + 1;
-          } else {
-            runs.push_back({l, i, i + 1});
-          }
-        }
-      }
+      std::array<std::vector<lamina::element_range>, 2> found;
       arrived.for_each_delivered(l, [&](std::size_t begin, std::size_t end) {
         found[0].push_back({l, begin, end});
       });
       arrived.for_each_lost(l, [&](std::size_t begin, std::size_t end) {
         found[1].push_back({l, begin, end});
       });
-      REQUIRE(found[0] == expected[0]);
-      REQUIRE(found[1] == expected[1]);
+      REQUIRE(found == expected);
     }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Frames that arrive in part: what was lost stays in the residual, so that oracles 1 and 2 of docs/algorithm.md hold at every step.
+// Frames that arrive in part: what was lost stays in the residual, so that invariants 1 and 2 of docs/algorithm.md hold at every step.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "frames.hpp"
 #include "lamina/lamina.hpp"
 #include "steps.hpp"
 
@@ -18,22 +19,19 @@ using lamina::worker_options;
 
 namespace {
 
-constexpr std::array payload_types = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
-                                      payload_type::int8, payload_type::int4};
-
 /// Bytes of 0 in place of what was lost of a frame without a checksum, as a receiver leaves them.
 template <class T>
 void zero_holes(bytes& all, const lamina::delivery& arrived) {
-  const lamina::layout& parts = arrived.sent().model();
-  const auto frame = lamina::decode<T>(all, parts);
-  for (const std::size_t part : arrived.sent().sent()) {
-    const auto in_frame = frame.bytes_of(part);
+  const lamina::layout& fragments = arrived.sent().model();
+  const auto frame = lamina::decode<T>(all, fragments);
+  for (const std::size_t f : arrived.sent().sent()) {
+    const auto in_frame = frame.bytes_of(f);
     std::byte* const layer = all.data() + (in_frame.data() - all.data());
     const auto zero = [&](std::size_t begin, std::size_t end) {
       std::fill(layer + begin, layer + end, std::byte{0});
     };
-    arrived.for_each_lost(part, [&](std::size_t begin, std::size_t end) {
-      const std::size_t scales = (parts.sizes()[part] + 63) / 64;  // of integers
+    arrived.for_each_lost(f, [&](std::size_t begin, std::size_t end) {
+      const std::size_t scales = (fragments.sizes()[f] + 63) / 64;  // of integers
       switch (frame.payload()) {
         case payload_type::as_is:
           return zero(begin * sizeof(T), end * sizeof(T));
@@ -59,7 +57,7 @@ enum class defect {
   returns_what_has_arrived,  ///< a step that arrived is not committed
 };
 
-/// A worker whose frames lose up to 30 % of their chunks, and its receiver: everything that both ends have counted.
+/// A worker whose frames lose up to 30 % of their chunks, and its receiver: everything that both sides have counted.
 template <class T>
 class lossy_link {
  public:
@@ -80,8 +78,8 @@ class lossy_link {
 
   /// One step, planned or not. Gives the bytes as the receiver has them; none if the whole transfer failed, and nothing was
   /// committed.
-  bytes step(bool may_fail, bool is_planned) {
-    auto step = is_planned ? worker_.begin(worker_.plan()) : worker_.begin();
+  bytes step(bool may_fail) {
+    auto step = below(random_, 2) == 0 ? worker_.begin(worker_.plan()) : worker_.begin();
     add(step);
     bytes frame = step.frame().to_bytes();
     if (may_fail && below(random_, 32) == 0) return {};
@@ -112,7 +110,7 @@ class lossy_link {
     worker_ = std::move(next);
   }
 
-  /// Oracle 1: everything delivered plus the residual is what was added.
+  /// Invariant 1: everything delivered plus the residual is what was added.
   bool conserves() const {
     const auto kept = residual();
     for (std::size_t i = 0; i < kept.size(); ++i) {
@@ -134,7 +132,8 @@ class lossy_link {
         step.skip(l);
         continue;
       }
-      const std::vector<T> gradient = random_integers<T>(random_, model.sizes()[l], 1 + below(random_, 8));
+      const std::vector<T> gradient =
+          random_integers<T>(random_, model.sizes()[l], magnitudes_[below(random_, 4)]);
       REQUIRE(step.add(l, gradient));
       for (std::size_t i = 0; i < gradient.size(); ++i) {
         T& velocity = velocity_[model.offset(l) + i];
@@ -178,6 +177,9 @@ class lossy_link {
     if (lost > 0 && lost < arrived.chunks(f)) ++partly_lost_;
   }
 
+  // Sums stay below 2^24; what is beyond 7, 127, 256 or 2,048 is rounded by one payload or another.
+  static constexpr std::array<std::size_t, 4> magnitudes_ = {1, 8, 300, 3000};
+
   lamina::worker<T> worker_;
   std::mt19937 random_;
   std::size_t chunk_elements_;
@@ -192,15 +194,15 @@ class lossy_link {
 /// Whether `steps` steps of three workers conserve everything.
 template <class T>
 bool conserves_everything(const lamina::layout& model, worker_options options, int steps,
-                          defect wrong = defect::none, bool is_planned = false) {
+                          defect wrong = defect::none) {
   options.frame_checksum = lamina::frame_checksum::none;
   for (std::uint32_t w = 0; w < 3; ++w) {
     const std::size_t chunk = lamina::has_blocks(options.payload) ? 64 * (1 + w % 2) : 8 + 16 * w;
     lossy_link<T> link(model, options, chunk, 2100 + w, wrong);
     for (int step = 1; step <= steps; ++step) {
-      (void)link.step(true, is_planned);
+      (void)link.step(true);
       if (!link.conserves() || !link.has_right_velocity()) return false;
-      if (step % 200 == 0) link.resume();
+      if (step % 50 == 0) link.resume();
     }
     CHECK(link.partly_lost() > static_cast<std::size_t>(steps) / 20);  // or the test would say nothing
   }
@@ -223,9 +225,11 @@ TEST_CASE("loss: what is lost stays in the residual, at every step and in every 
           worker_options{.send_budget = 0.3, .payload = payload},
           worker_options{.drop_ratio = 0.9, .at_least_every = 7, .payload = payload}}) {
       CHECK(conserves_everything<float>(small_model(), options, 400));
-      CHECK(conserves_everything<float>(small_model(), options, 400, defect::none, true));
     }
-    CHECK(conserves_everything<double>(small_model(), {.drop_ratio = 0.5, .payload = payload}, 400));
+    CHECK(conserves_everything<double>(
+        small_model(), {.drop_ratio = 0.5, .non_finite = lamina::non_finite::skip, .payload = payload}, 400));
+    CHECK(conserves_everything<float>(
+        model_of({5000, 100}), {.drop_ratio = 0.5, .fragment_elements = 4096, .payload = payload}, 300));
   }
 }
 
@@ -241,19 +245,6 @@ TEST_CASE("loss: with momentum correction the velocity is cleared with what was 
   }
 }
 
-TEST_CASE("loss: what is lost of a fragment of a layer stays") {
-  for (const payload_type payload : payload_types) {
-    CAPTURE(static_cast<int>(payload));
-    CHECK(conserves_everything<float>(
-        model_of({5000, 100}), {.drop_ratio = 0.5, .fragment_elements = 4096, .payload = payload}, 300));
-  }
-}
-
-TEST_CASE("loss: elements that are left out one by one lose nothing either") {
-  CHECK(conserves_everything<float>(small_model(),
-                                    {.drop_ratio = 0.5, .non_finite = lamina::non_finite::skip}, 200));
-}
-
 TEST_CASE("loss: a link that does something else than it says does not conserve") {
   for (const payload_type payload : payload_types) {
     for (const defect wrong : {defect::commits_what_was_lost, defect::takes_what_came_late,
@@ -267,7 +258,7 @@ TEST_CASE("loss: a link that does something else than it says does not conserve"
 
 namespace {
 
-/// Oracle 2 over `steps` steps of four workers and a server with plain SGD. What was lost counts as zeros, and the mean divides by
+/// Invariant 2 over `steps` steps of four workers and a server with plain SGD. What was lost counts as zeros, and the mean divides by
 /// all workers; or else by those of which the element has arrived.
 bool follows_dense_iterate(payload_type payload, int steps, bool divides_by_all = true) {
   constexpr std::size_t workers = 4;
@@ -287,7 +278,7 @@ bool follows_dense_iterate(payload_type payload, int steps, bool divides_by_all 
   for (int step = 1; step <= steps; ++step) {
     std::vector<int> givers(model.elements());
     for (auto& each : links) {
-      const bytes from = each.step(false, false);
+      const bytes from = each.step(false);
       auto values = zeros_like<float>(model);
       receive<float>(values, from, model);
       for (std::size_t l = 0; l < model.layers(); ++l) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a gradient leaves behind that was added, and subtracted again because it holds NaN or infinity.
+// What is left of a gradient that was added, and subtracted again because it holds NaN or infinity.
 #include <algorithm>
 #include <atomic>
 #include <cfenv>
@@ -49,15 +49,15 @@ std::vector<T> times(std::vector<T> values, int power) {
   return values;
 }
 
-constexpr auto in_three_threads = [](std::size_t pieces, auto&& work) {
+constexpr auto in_three_threads = [](std::size_t tasks, auto&& work) {
   std::atomic<std::size_t> next{0};
   const auto take = [&] {
-    for (std::size_t i = next++; i < pieces; i = next++) work(i);
+    for (std::size_t i = next++; i < tasks; i = next++) work(i);
   };
-  std::vector<std::thread> team;
-  for (int t = 1; t < 3; ++t) team.emplace_back(take);
+  std::vector<std::thread> others;
+  for (int t = 1; t < 3; ++t) others.emplace_back(take);
   take();
-  for (std::thread& each : team) each.join();
+  for (std::thread& each : others) each.join();
 };
 
 const lamina::layout model = model_of({1, 3, 0, 64, 300, 2 * block + 70, 40 * block});
@@ -129,11 +129,13 @@ void leaves_no_more_than_rounding(const Functor& functor, double momentum) {
     }
     // Half of a velocity's error, as it decays by a half, goes into the residual.
     const double most = lamina::max_abs{}(before)*2048 * std::numeric_limits<T>::epsilon();
+    bool is_near = true;  // in one assertion, since there are millions of elements
     for (std::size_t i = 0; i < velocity.size(); ++i) {
       const double near =
           4 * std::numeric_limits<T>::epsilon() * std::abs(static_cast<double>(velocity[i])) + 2 * most;
-      REQUIRE(std::abs(static_cast<double>(residual.velocity()[i] - velocity[i])) <= near);
+      is_near &= std::abs(static_cast<double>(residual.velocity()[i] - velocity[i])) <= near;
     }
+    REQUIRE(is_near);
     if (power > 24) REQUIRE(same_bits(residual.elements(), before));
     // What was sent of one is sent of all.
     clean.clear(4);
@@ -159,7 +161,7 @@ TEMPLATE_TEST_CASE("refusal: what is left is rounding, however large the gradien
   }
 }
 
-TEMPLATE_TEST_CASE("refusal: NaN throughout, or first in each block, changes not one bit", "", float,
+TEMPLATE_TEST_CASE("refusal: NaN throughout, or first in each block, changes nothing, bitwise", "", float,
                    double) {
   std::mt19937 random(902);
   for (const double momentum : {0.0, 0.9}) {
@@ -178,44 +180,6 @@ TEMPLATE_TEST_CASE("refusal: NaN throughout, or first in each block, changes not
       REQUIRE(same_bits(residual.velocity(), velocity));
     }
   }
-}
-
-TEMPLATE_TEST_CASE("refusal: finite gradients are accepted, whatever their size, with the bits of the sums",
-                   "", float, double) {
-  std::mt19937 random(903);
-  for (const double momentum : {0.0, 0.5}) {
-    lamina::residual_accumulator<TestType> residual(model, {.momentum = momentum});
-    lamina::residual_accumulator<TestType> without_look(
-        model, {.momentum = momentum, .non_finite = lamina::non_finite::skip});
-    for (const int power : {0, 12, -30, 40, 100, -100, 120}) {
-      auto gradients = fractions<TestType>(random);
-      for (auto& each : gradients) each = times(each, power);
-      // An element alone that stands out, and a block that is zero so far.
-      std::fill_n(gradients.back().begin() + 3 * block, block, TestType(0));
-      gradients[5][4100] = std::ldexp(TestType(1), power + 5);
-      for (auto* each : {&residual, &without_look}) {
-        each->begin_step();
-        add(*each, gradients, lamina::mean_abs(), in_three_threads);
-      }
-      REQUIRE(same_bits(residual.elements(), without_look.elements()));
-      REQUIRE(same_bits(residual.velocity(), without_look.velocity()));
-    }
-    CHECK(without_look.left_out_elements() == 0);
-  }
-}
-
-TEMPLATE_TEST_CASE("refusal: sums beyond the range refuse finite gradients, too", "", float, double) {
-  lamina::residual_accumulator<TestType> residual(model_of({block + 5, 3}));
-  std::vector<std::vector<TestType>> start = {std::vector<TestType>(block + 5, TestType(1)), {1, 2, 3}};
-  start[0][block] = largest<TestType>;
-  for (std::size_t l = 0; l < 2; ++l) accumulate(residual, l, start[l]);
-  auto gradient = start[0];
-  CHECK_THROWS_AS(accumulate(residual, 0, gradient), lamina::non_finite_gradient);
-  CHECK(worst_distance<TestType>(residual[0], start[0]) <= 1);
-  gradient[block] = -largest<TestType>;
-  accumulate(residual, 0, gradient);
-  CHECK(residual[0][block] == 0);
-  CHECK(residual[0][0] == 2);
 }
 
 TEMPLATE_TEST_CASE("refusal: of halves and of scaled gradients", "", lamina::float16, lamina::bfloat16) {
@@ -244,37 +208,6 @@ TEMPLATE_TEST_CASE("refusal: of halves and of scaled gradients", "", lamina::flo
       REQUIRE(worst_distance<float>(residual.elements().last(40 * block),
                                     std::span<const float>(before).last(40 * block)) <= 2.001);
     }
-  }
-}
-
-TEST_CASE("refusal: a step goes on without the micro-batch gradient that was refused") {
-  std::mt19937 random(905);
-  lamina::worker<float> worker(model, {.drop_ratio = 0.5, .momentum = 0.5});
-  lamina::worker<float> without(model, {.drop_ratio = 0.5, .momentum = 0.5});
-  const auto integers = [&] {
-    std::vector<std::vector<float>> all;
-    for (const std::size_t size : model.sizes()) all.push_back(random_integers<float>(random, size));
-    return all;
-  };
-  for (int t = 0; t < 4; ++t) {
-    auto step = worker.begin();
-    auto step_without = without.begin();
-    for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
-      auto gradients = integers();
-      if (micro_batch != t % 3) {
-        REQUIRE(step.add(gradients));
-        REQUIRE(step_without.add(gradients));
-        continue;
-      }
-      gradients[5].back() = infinity<float>;
-      REQUIRE_FALSE(step.add(gradients));
-      CHECK(step.refused_layer() == 5);
-    }
-    REQUIRE(same_bits(worker.residual().elements(), without.residual().elements()));
-    REQUIRE(same_bits(worker.residual().velocity(), without.residual().velocity()));
-    REQUIRE(step.frame().to_bytes() == step_without.frame().to_bytes());
-    step.commit();
-    step_without.commit();
   }
 }
 
@@ -314,9 +247,12 @@ TEST_CASE("refusal: the values and the next steps are those of the residual that
   }
 }
 
-TEST_CASE("refusal: a micro-batch that would overflow residual or velocity is refused, or left out of both") {
+TEST_CASE(
+    "refusal: a micro-batch that would overflow by its sum, its velocity or its scale is refused, or left "
+    "out") {
   const float half = largest<float> / 2;
   for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
+    const bool skips = check == lamina::non_finite::skip;
     lamina::worker<float> worker(model_of({2}), {.momentum = 0.5, .non_finite = check});
     auto step = worker.begin();
     // The velocity is at -1.5 halves and the residual at 0 when a micro-batch of -1 half comes.
@@ -324,33 +260,26 @@ TEST_CASE("refusal: a micro-batch that would overflow residual or velocity is re
       REQUIRE(step.add(0, std::vector<float>{first, 1}));
     const auto before = copy_of(worker.residual().elements());
     const auto velocity = copy_of(worker.residual().velocity());
-    const bool is_taken = step.add(0, std::vector<float>{-half, 1});
-    CHECK(is_taken == (check == lamina::non_finite::skip));
-    const float more = is_taken ? 1 : 0;
+    CHECK(step.add(0, std::vector<float>{-half, 1}) == skips);
+    const float more = skips ? 1 : 0;
     CHECK(copy_of(worker.residual().elements()) == std::vector<float>{before[0], before[1] + more});
     CHECK(copy_of(worker.residual().velocity()) == std::vector<float>{velocity[0], velocity[1] + more});
-    CHECK(worker.residual().left_out_elements() == (is_taken ? 1 : 0));
-  }
-}
+    CHECK(worker.residual().left_out_elements() == (skips ? 1 : 0));
 
-TEST_CASE(
-    "refusal: a scale that makes a gradient infinite is refused, and left out where elements are skipped") {
-  const std::vector<float> gradient = {1, 0x1p120F};
-  for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
-    const bool skips = check == lamina::non_finite::skip;
-    lamina::worker<float> worker(model_of({2}), {.non_finite = check});
-    auto step = worker.begin();
-    CHECK(step.add(0, gradient, 0x1p10) == skips);
-    CHECK(copy_of(worker.residual()[0]) == std::vector<float>{skips ? 0x1p10F : 0.0F, 0});
-    CHECK(step.add(0, gradient, 0x1p-10));
-    CHECK(worker.residual()[0][1] == 0x1p110F);
+    const std::vector<float> gradient = {1, 0x1p120F};
+    lamina::worker<float> scaling(model_of({2}), {.non_finite = check});
+    auto scaled = scaling.begin();
+    CHECK(scaled.add(0, gradient, 0x1p10) == skips);
+    CHECK(copy_of(scaling.residual()[0]) == std::vector<float>{skips ? 0x1p10F : 0.0F, 0});
+    CHECK(scaled.add(0, gradient, 0x1p-10));
+    CHECK(scaling.residual()[0][1] == 0x1p110F);
   }
 }
 
 TEST_CASE("refusal: an execution that throws leaves all added, or nothing") {
   std::mt19937 random(906);
-  const auto gives_up = [](std::size_t pieces, auto&& work) {
-    for (std::size_t i = 0; i + 1 < pieces; ++i) work(i);
+  const auto gives_up = [](std::size_t tasks, auto&& work) {
+    for (std::size_t i = 0; i < tasks / 2; ++i) work(i);
     throw std::runtime_error("no more threads");
   };
   lamina::residual_accumulator<float> residual(model);
@@ -384,43 +313,6 @@ TEMPLATE_TEST_CASE(
           lamina::representative_value(share_of_small(), std::vector<TestType>(elements)));
     CHECK(step.values()[0] == 1);
   }
-}
-
-TEST_CASE("residual: a scale beyond the range of the elements is not converted to them") {
-  lamina::residual_accumulator<float> residual(model_of({1}));
-  for (const double scale : {1e300, -1e300}) {
-    std::feclearexcept(FE_ALL_EXCEPT);
-    CHECK_THROWS_AS(accumulate(residual, 0, std::vector<float>{1}, {}, {}, scale), std::invalid_argument);
-    CHECK(std::fetestexcept(FE_OVERFLOW) == 0);
-  }
-  accumulate(residual, 0, std::vector<float>{1}, {}, {}, static_cast<double>(largest<float>));
-  CHECK(residual[0][0] == largest<float>);
-}
-
-TEST_CASE("state: bytes that are refused leave the velocity's memory untouched") {
-  class marked_memory : public std::pmr::memory_resource {
-   public:
-    void* last = nullptr;
-
-   private:
-    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-      void* memory = ::operator new (bytes, std::align_val_t{alignment});
-      std::memset(memory, 0x2a, bytes);
-      last = memory;
-      return memory;
-    }
-    void do_deallocate(void* memory, std::size_t, std::size_t alignment) override {
-      ::operator delete (memory, std::align_val_t{alignment});
-    }
-    bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
-      return this == &other;
-    }
-  } memory;
-  lamina::worker<float> worker(model_of({100}), {.momentum = 0.5, .memory = &memory});
-  const auto* velocity = static_cast<const unsigned char*>(memory.last);
-  CHECK_THROWS_AS(worker.load(std::vector<std::byte>(64)), lamina::decode_error);
-  CHECK(
-      std::all_of(velocity, velocity + 100 * sizeof(float), [](unsigned char each) { return each == 0x2a; }));
 }
 
 #if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

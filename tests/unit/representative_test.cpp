@@ -22,7 +22,7 @@ struct either {
   std::variant<std::span<const float>, std::span<const double>> memory;
 };
 
-// As the comment on lamina::representative has them: one text for elements and registers, and one for elements alone, in
+// As the comment on lamina::representative has them: one text for elements and registers, and one for elements only, in
 // whose body a register would not compile.
 struct own_largest {
   using is_simd = void;
@@ -51,50 +51,6 @@ template <>
 struct lamina::tensor_traits<either> {
   static auto elements(const either& t) { return t.memory; }
 };
-
-TEST_CASE("representative: lanes, fold and blocks by hand") {
-  const double large = 16777216;  // 2^24, to which a float cannot add 1
-  const auto sum_with_ones_at = [&](std::size_t first, std::size_t second) {
-    std::vector<float> x(2 * 4096);
-    x[0] = static_cast<float>(large);
-    x[first] = x[second] = 1;
-    return lamina::l1_norm{}(x);
-  };
-  CHECK(sum_with_ones_at(64, 128) == large);      // one after the other in the lane of the large one
-  CHECK(sum_with_ones_at(1, 65) == large + 2);    // together in a lane of their own
-  CHECK(sum_with_ones_at(1, 33) == large + 2);    // lanes 1 and 33 fold first
-  CHECK(sum_with_ones_at(1, 2) == large);         // lane 2 folds into lane 0, then lane 1
-  CHECK(sum_with_ones_at(1, 4096) == large + 1);  // blocks add up in double
-  CHECK(sum_with_ones_at(4095, 8191) == large + 1);
-}
-
-TEMPLATE_TEST_CASE("representative: values by hand", "", float, double) {
-  const std::vector<TestType> x = {3, -4, 0, 0};
-  CHECK(lamina::mean_abs{}(x) == 1.75);
-  CHECK(lamina::l1_norm{}(x) == 7);
-  CHECK(lamina::l2_norm{}(x) == 5);
-  CHECK(lamina::root_mean_square{}(x) == 2.5);
-  CHECK(lamina::max_abs{}(x) == 4);
-}
-
-TEMPLATE_TEST_CASE("representative: an empty tensor gives 0", "", float, double) {
-  const std::vector<TestType> none;
-  CHECK(same_bits(lamina::mean_abs{}(none), 0.0));
-  CHECK(same_bits(lamina::l1_norm{}(none), 0.0));
-  CHECK(same_bits(lamina::l2_norm{}(none), 0.0));
-  CHECK(same_bits(lamina::root_mean_square{}(none), 0.0));
-  CHECK(same_bits(lamina::max_abs{}(none), 0.0));
-}
-
-TEST_CASE("representative: squares of floats are exact and do not overflow in float") {
-  const std::vector<float> large(3, 1e30F);
-  CHECK(std::isfinite(lamina::l2_norm{}(large)));
-  CHECK(lamina::root_mean_square{}(std::vector<float>(64, 0x1p-100F)) == 0x1p-100);
-}
-
-TEST_CASE("representative: the sign of the elements does not change mean_abs") {
-  CHECK(lamina::mean_abs{}(std::vector<float>(100, -0.5F)) == 0.5);
-}
 
 TEST_CASE("representative: a tensor whose type is known at run time gives the bits of its span") {
   std::mt19937 random(7);

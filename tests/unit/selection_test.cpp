@@ -7,23 +7,11 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "support.hpp"
+#include "steps.hpp"
 
 using namespace lamina_test;
 
 static_assert(std::forward_iterator<lamina::selection::sent_iterator>);
-
-TEST_CASE("selection: nothing is selected at first") {
-  const lamina::selection chosen(model_of({3, 0, 5}));
-  for (std::size_t l = 0; l < 3; ++l) {
-    CHECK(chosen.is_dropped(l));
-    CHECK_FALSE(chosen.is_sent(l));
-  }
-  CHECK(chosen.sent_layers() == 0);
-  CHECK(chosen.sent_elements() == 0);
-  CHECK(chosen.bitmap().size() == 1);
-  CHECK(chosen.bitmap()[0] == 0);
-}
 
 TEST_CASE("selection: layer l is bit l mod 8 of byte l / 8") {
   const lamina::layout model = model_of(std::vector<std::size_t>(19, 2));
@@ -38,36 +26,21 @@ TEST_CASE("selection: layer l is bit l mod 8 of byte l / 8") {
   }
 }
 
-TEST_CASE("selection: the bitmap has ceil(L / 8) bytes") {
-  CHECK(lamina::selection(model_of({})).bitmap().empty());
-  CHECK(lamina::selection(model_of(std::vector<std::size_t>(8, 1))).bitmap().size() == 1);
-  CHECK(lamina::selection(model_of(std::vector<std::size_t>(9, 1))).bitmap().size() == 2);
-}
-
-TEST_CASE("selection: sending twice counts once, an empty layer never, and clear forgets") {
+TEST_CASE("selection: a layer counts once, an empty one never, and clear forgets all") {
   lamina::selection chosen(model_of({3, 0, 5}));
-  chosen.send(2);
-  chosen.send(2);
-  chosen.send(1);
-  CHECK(chosen.is_sent(2));
-  CHECK(chosen.is_dropped(1));
+  const auto is_empty = [&] {
+    return sent_of(chosen) == "000" && chosen.sent_layers() == 0 && chosen.sent_elements() == 0;
+  };
+  CHECK(is_empty());
+  for (const std::size_t l : {2, 2, 1}) chosen.send(l);
+  CHECK(sent_of(chosen) == "001");
   CHECK(chosen.sent_layers() == 1);
   CHECK(chosen.sent_elements() == 5);
-  chosen.clear();
-  CHECK(chosen.is_dropped(2));
-  CHECK(chosen.sent_layers() == 0);
-  CHECK(chosen.sent_elements() == 0);
-  CHECK(chosen.bitmap()[0] == 0);
-}
-
-TEST_CASE("selection: send_all sends every layer that has elements") {
-  lamina::selection chosen(model_of({1, 0, 2}));
-  chosen.send(2);
   chosen.send_all();
-  CHECK(chosen.is_sent(0));
-  CHECK(chosen.is_dropped(1));
-  CHECK(chosen.is_sent(2));
-  CHECK(chosen.sent_elements() == 3);
+  CHECK(sent_of(chosen) == "101");
+  CHECK(chosen.sent_elements() == 8);
+  chosen.clear();
+  CHECK(is_empty());
 }
 
 TEST_CASE("selection: counts and the walk agree with the bits") {
@@ -98,10 +71,10 @@ TEST_CASE("selection: counts and the walk agree with the bits") {
 
 TEST_CASE("selection: layers that do not exist are refused") {
   lamina::selection chosen(model_of({1, 1, 1}));
-  CHECK_THROWS_AS(chosen.send(3), std::out_of_range);
-  CHECK_THROWS_AS(chosen.send(8), std::out_of_range);
-  CHECK_THROWS_AS(chosen.is_sent(8), std::out_of_range);
-  CHECK_THROWS_AS(chosen.is_dropped(1000), std::out_of_range);
+  for (const std::size_t l : {3, 8, 1000}) {
+    CHECK_THROWS_AS(chosen.send(l), std::out_of_range);
+    CHECK_THROWS_AS(chosen.is_sent(l), std::out_of_range);
+    CHECK_THROWS_AS(chosen.is_dropped(l), std::out_of_range);
+  }
   CHECK(chosen.bitmap()[0] == 0);
-  CHECK_THROWS_AS(chosen.is_sent(3), std::out_of_range);
 }

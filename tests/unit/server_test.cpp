@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "catch.hpp"
+#include "frames.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
@@ -21,24 +22,35 @@ using lamina::frame_kind;
 
 namespace {
 
-using bytes = std::vector<std::byte>;
 using indices = std::vector<std::size_t>;
-template <class T>
-using tensors = std::vector<std::vector<T>>;
 
 // Layers that are empty vectors are not sent.
 template <class T>
 bytes frame_of(const lamina::layout& model, const tensors<T>& layers, std::uint32_t sender,
-               std::uint64_t step = 1, frame_kind kind = frame_kind::gradients, std::uint32_t run = 0) {
+               std::uint64_t step = 1, frame_kind kind = frame_kind::gradients, std::uint32_t run = 0,
+               lamina::payload_type payload = lamina::payload_type::as_is) {
   lamina::selection chosen(model);
   for (std::size_t l = 0; l < layers.size(); ++l) {
     if (!layers[l].empty()) chosen.send(l);
   }
   lamina::frame_encoder<T> encoder(model, run);
   return encoder
-      .encode({.kind = kind, .step = step, .sender = sender}, chosen,
+      .encode({.kind = kind, .step = step, .sender = sender, .payload = payload}, chosen,
               [&](std::size_t l) { return std::span<const T>(layers[l]); })
       .to_bytes();
+}
+
+// Those of a frame; empty vectors for those that were dropped.
+template <class T>
+tensors<T> layers_of(const bytes& frame, const lamina::layout& model) {
+  const auto view = lamina::decode<T>(frame, model);
+  tensors<T> layers(model.layers());
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    if (view.is_dropped(l)) continue;
+    layers[l].resize(model.sizes()[l]);
+    view.restore(l, layers[l]);
+  }
+  return layers;
 }
 
 template <class T>
@@ -89,11 +101,6 @@ tensors<T> literal_mean(const lamina::layout& model, const std::vector<tensors<T
   return mean;
 }
 
-template <class T>
-bool same_tensors(const tensors<T>& a, const tensors<T>& b) {
-  return std::ranges::equal(a, b, [](const auto& x, const auto& y) { return same_bits(x, y); });
-}
-
 constexpr auto backwards = [](std::size_t tasks, auto&& work) {
   while (tasks-- > 0) work(tasks);
 };
@@ -106,8 +113,8 @@ constexpr auto threads = [](std::size_t tasks, auto&& work) {
 }  // namespace
 
 TEMPLATE_TEST_CASE(
-    "server: the mean is summed in the order of the senders, over the workers behind those there", "", float,
-    double) {
+    "server: the mean of any payloads is summed in the order of the senders, over the workers of those there",
+    "", float, double) {
   const lamina::layout model = model_of({1, 4096 + 30, 0, 7, 9000});
   std::mt19937 random(93);
   for (int round = 0; round < 40; ++round) {
@@ -126,8 +133,9 @@ TEMPLATE_TEST_CASE(
           continue;
         }
         workers += nodes[s];
-        sent.push_back(random_layers<TestType>(random, model));
-        frames[s] = frame_of(model, sent.back(), static_cast<std::uint32_t>(s), step);
+        frames[s] = frame_of(model, random_layers<TestType>(random, model), static_cast<std::uint32_t>(s),
+                             step, frame_kind::gradients, 0, payload_types[random() % payload_types.size()]);
+        sent.push_back(layers_of<TestType>(frames[s], model));
         order.insert(order.begin() + static_cast<std::ptrdiff_t>(below(random, order.size() + 1)), s);
       }
       for (const std::size_t s : order) {
@@ -146,17 +154,6 @@ TEMPLATE_TEST_CASE(
       REQUIRE(server.workers().size() == nodes.size());
     }
   }
-}
-
-TEST_CASE("server: the order of a sum matters, so that the test above can fail") {
-  const lamina::layout model = model_of({1});
-  const auto mean_of = [&](const std::array<float, 3>& values) {
-    lamina::server<float> server(model, {.workers = 3});
-    for (std::uint32_t s = 0; s < 3; ++s) REQUIRE_FALSE(server.add(frame_of<float>(model, {{values[s]}}, s)));
-    return update(server)[0][0];
-  };
-  CHECK(mean_of({1e8F, -1e8F, 3}) == 1);
-  CHECK(mean_of({3, 1e8F, -1e8F}) == 0);
 }
 
 TEMPLATE_TEST_CASE("server: the mean is bitwise the same through any execution", "", float, double) {
@@ -198,7 +195,7 @@ TEST_CASE("server: asynchronous, each frame is a step of its own in the order of
   CHECK(server.add(frame_of<float>(model, {{1}, {}}, 1, 9)) == errc::duplicate_frame);
   CHECK(server.add(frame_of<float>(model, {{1}, {}}, 1, 8)) == errc::unexpected_step);
   CHECK_FALSE(server.complete());
-  server.forget(1);  // restarted, and behind what it had sent
+  server.forget(1);  // restarted, from before what it had sent
   CHECK_FALSE(server.add(frame_of<float>(model, {{1}, {}}, 1, 3)));
   CHECK(server.step(1) == 4);
 }
@@ -329,18 +326,18 @@ struct serving {
         parameters[l][begin + i] = updates + static_cast<float>(begin + i) / 16;
     });
   }
-  struct answer {
+  struct what_came {
     indices layers;
     std::uint64_t clock;
-    friend bool operator==(const answer& a, const indices& b) { return a.layers == b; }
+    friend bool operator==(const what_came& a, const indices& b) { return a.layers == b; }
   };
-  answer reply(std::size_t worker) {
+  what_came reply(std::size_t worker) {
     const lamina::server_reply reply = server.reply(worker, parameters);
     last = reply.to_bytes();
     const auto view = lamina::decode<float>(last, model);
     CHECK(view.kind() == frame_kind::parameters);
     CHECK(view.step() == server.step(worker));
-    answer found{{}, reply.clock()};
+    what_came found{{}, reply.clock()};
     for (std::size_t l = 0; l < model.layers(); ++l) {
       CHECK(view.is_dropped(l) == reply.sent().is_dropped(l));
       if (view.is_dropped(l)) continue;
@@ -349,8 +346,8 @@ struct serving {
     }
     return found;
   }
-  answer reply_and_commit(std::size_t worker) {
-    const answer found = reply(worker);
+  what_came reply_and_commit(std::size_t worker) {
+    const what_came found = reply(worker);
     server.commit(worker, found.clock);
     return found;
   }
@@ -362,79 +359,14 @@ struct serving {
   bytes last;  // the last reply
 };
 
-const indices everything = {0, 1, 3};  // layer 2 is empty
+const indices not_empty = {0, 1, 3};
 
 }  // namespace
-
-TEST_CASE("server: the first reply holds every layer, the next what was updated since, whoever caused it") {
-  serving at({.workers = 2, .asynchronous = true});
-  CHECK(std::ranges::equal(at.server.workers(), indices{0, 1}));
-  CHECK(at.reply_and_commit(0) == everything);
-  CHECK(at.reply_and_commit(0) == indices{});
-  at.update({1, 2}, 0);
-  CHECK(std::ranges::equal(at.server.workers(), indices{0}));
-  CHECK(at.reply_and_commit(0) == indices{1});
-  at.update({3}, 1);
-  CHECK(at.reply_and_commit(0) == indices{3});
-  CHECK(at.reply_and_commit(1) == everything);
-}
-
-// An update that is not published cannot be written: update() itself notes what arrived and begins the next step.
-TEST_CASE("server: what an update gave is in the next reply, in every step") {
-  serving at;
-  at.reply_and_commit(0);
-  for (const std::size_t l : {0, 3, 1}) {
-    at.update({l});
-    CHECK(at.reply_and_commit(0) == indices{l});
-  }
-}
-
-TEST_CASE("server: a reply that is not committed is repeated, with what was updated since") {
-  serving at({.workers = 2});
-  at.reply_and_commit(0);
-  at.update({0});
-  CHECK(at.reply(0) == indices{0});
-  const auto second = at.reply(0);
-  CHECK(second == indices{0});
-  at.update({1});
-  at.server.commit(0, second.clock);  // of before that update
-  CHECK(at.reply(0) == indices{1});
-}
-
-TEST_CASE("server: an older reply that is acknowledged does not stand for a newer one") {
-  serving at({.asynchronous = true});
-  at.reply_and_commit(0);
-  at.update({0});
-  const auto a = at.reply(0);
-  at.update({1});
-  const auto b = at.reply(0);
-  CHECK(a == indices{0});
-  CHECK(b == indices{0, 1});
-  at.server.commit(0, a.clock);  // b is lost
-  CHECK(at.reply(0) == indices{1});
-  at.server.commit(0, b.clock);
-  at.server.commit(0, a.clock);  // late
-  CHECK(at.reply(0) == indices{});
-}
-
-TEST_CASE("server: a worker that was forgotten gets everything, and no commit from before counts") {
-  serving at({.workers = 2});
-  const auto before = at.reply(0);
-  at.reply_and_commit(1);
-  at.server.forget(0);
-  at.server.commit(0, before.clock);
-  const lamina::selection sent = at.server.reply(1, at.parameters).sent();
-  at.server.commit(0, before.clock, lamina::delivery(sent, 1));
-  CHECK(at.reply(0) == everything);
-  CHECK(at.reply(1) == indices{});
-  CHECK(at.reply_and_commit(0) == everything);
-  CHECK(at.reply(0) == indices{});
-}
 
 TEST_CASE(
     "server: whatever is lost and in whatever order acknowledged, a reply brings what is missing, no more") {
   struct reply_under_way {
-    serving::answer reply;
+    serving::what_came reply;
     std::vector<float> versions;  // of the layers then
   };
   const bool asynchronous = GENERATE(false, true);
@@ -459,7 +391,7 @@ TEST_CASE(
         for (const std::size_t l : layers) versions[l] = at.updates;
       } else if (what < 6) {
         indices expected;
-        for (const std::size_t l : everything) {
+        for (const std::size_t l : not_empty) {
           if (known[w][l] != versions[l]) expected.push_back(l);
         }
         const auto reply = at.reply(w);
@@ -467,7 +399,7 @@ TEST_CASE(
         if (random() % 3 == 0) continue;  // lost
         replicas[w].resize(4, -1);
         for (const std::size_t l : reply.layers) replicas[w][l] = versions[l];
-        for (const std::size_t l : everything) REQUIRE(replicas[w][l] == versions[l]);
+        for (const std::size_t l : not_empty) REQUIRE(replicas[w][l] == versions[l]);
         delivered[w].push_back({reply, versions});
       } else if (what == 6 && !delivered[w].empty()) {
         const auto& one = delivered[w][below(random, delivered[w].size())];  // in any order, or twice
@@ -589,13 +521,28 @@ TEST_CASE("server: workers and server agree on fragments") {
       for (std::size_t i = 0; i < mean.size(); ++i) parameters[l][begin + i] -= mean[i];
     });
     const auto reply = server.reply(0, parameters);
-    const bytes arrived = reply.to_bytes();
-    const auto view = lamina::decode<float>(arrived, server.fragments());
-    for (const std::size_t f : reply.sent().sent()) {
-      const std::size_t layer = worker.tiles().layer_of(f);
-      view.apply_to(f, std::span(replica[layer]).subspan(worker.tiles().begin(f), view.layer(f).size()));
-    }
+    lamina::apply<float>(reply.to_bytes(), worker.tiles(), server.step(), replica, 8);
     server.commit(0, reply.clock());
     CHECK(replica == parameters);
   }
+}
+
+TEST_CASE("apply: what does not fit is refused before anything is written") {
+  const lamina::layout model = model_of({3, 10'000, 0, 5});
+  const tensors<float> parameters = {
+      std::vector<float>(3, 1), std::vector<float>(10'000, 2), {}, {3, 3, 3, 3, 3}};
+  const bytes frame = frame_of(model, parameters, 0, 1, frame_kind::parameters);
+  const lamina::tiling whole(model);
+  tensors<float> mine = {std::vector<float>(3), std::vector<float>(10'000), {}, std::vector<float>(4)};
+  const auto refused = [&] { lamina::apply<float>(frame, whole, 1, mine); };
+  CHECK_THROWS_AS(refused(), std::invalid_argument);  // the last has 4 elements
+  mine.pop_back();
+  CHECK_THROWS_AS(refused(), std::invalid_argument);
+  mine.emplace_back(5);
+  CHECK_THROWS_AS(lamina::apply<float>(frame, whole, 2, mine), lamina::decode_error);
+  CHECK_THROWS_AS(lamina::apply<float>(frame, whole, 1, mine, 7), lamina::decode_error);
+  CHECK_THROWS_AS(lamina::apply<float>(frame, lamina::tiling(model, 4096), 1, mine), lamina::decode_error);
+  CHECK(mine[0] == std::vector<float>(3));
+  CHECK(lamina::apply<float>(frame, whole, 1, mine) == 10'008);
+  CHECK(mine == parameters);
 }

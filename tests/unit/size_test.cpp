@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Models beyond 2^31 and 2^32 elements. Sizes are given without memory behind them, or with memory that is only
+// Models beyond 2^31 and 2^32 elements. Sizes are given without memory, or with memory that is only
 // addressed; the test "[.large]" is hidden and takes what it says: lamina_tests "[large]", 17 GiB.
 #include <algorithm>
 #include <array>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "frames.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
@@ -43,21 +44,21 @@ TEST_CASE("sizes: a layout counts and places elements beyond 2^31 and 2^32") {
                  "4294967303 elements"));
 }
 
-TEST_CASE("sizes: a layer beyond 2^32 elements is cut into parts, and these into blocks") {
+TEST_CASE("sizes: a layer beyond 2^32 elements is cut into fragments, and these into blocks") {
   const std::size_t elements = 2 * two_32 + 4097;
   const lamina::layout model({{"a", {7}}, {"b", {elements}}, {"c", {5}}});
-  for (const std::size_t part : {two_31, two_32, two_32 + 4096}) {
-    const lamina::tiling cut(model, part);
-    const std::size_t parts = elements / part + 1;
-    REQUIRE(cut.fragments().layers() == parts + 2);
+  for (const std::size_t size : {two_31, two_32, two_32 + 4096}) {
+    const lamina::tiling cut(model, size);
+    const std::size_t fragments = elements / size + 1;
+    REQUIRE(cut.fragments().layers() == fragments + 2);
     CHECK(cut.fragments().elements() == model.elements());
-    for (std::size_t k = 0; k < parts; ++k) {
+    for (std::size_t k = 0; k < fragments; ++k) {
       CHECK(cut.layer_of(1 + k) == 1);
-      CHECK(cut.begin(1 + k) == k * part);
-      CHECK(cut.fragments().offset(1 + k) == 7 + k * part);
+      CHECK(cut.begin(1 + k) == k * size);
+      CHECK(cut.fragments().offset(1 + k) == 7 + k * size);
     }
-    CHECK(cut.fragments().sizes()[parts] == elements % part);
-    CHECK(cut.layer_of(parts + 1) == 2);
+    CHECK(cut.fragments().sizes()[fragments] == elements % size);
+    CHECK(cut.layer_of(fragments + 1) == 2);
   }
 
   const lamina::detail::layer_blocks blocks(model);
@@ -98,7 +99,7 @@ TEST_CASE("sizes: the decision counts elements beyond 2^32") {
         Approx(0.61 * static_cast<double>(model.elements()) - 3.0 * 4294967296.0 - 10));
 }
 
-// In 64 bits the bytes of these layers come to a few hundred, alone or together: the frame below has them.
+// In 64 bits the bytes of these layers come to a few hundred, one by one or together: the frame below has them.
 TEMPLATE_TEST_CASE("sizes: a residual whose bytes cannot be counted is refused", "", float, double) {
   const std::size_t whole = std::numeric_limits<std::size_t>::max() / sizeof(TestType) + 1;
   for (const auto& sizes : {std::vector{whole + 64}, std::vector{whole / 2 + 64, whole / 2 + 64}}) {
@@ -110,7 +111,7 @@ TEMPLATE_TEST_CASE("sizes: a residual whose bytes cannot be counted is refused",
 #if __has_include(<sys/mman.h>) && defined(MAP_NORESERVE) && !defined(__SANITIZE_THREAD__)
 namespace {
 
-// Addresses with zeros behind them, which take memory where they are written.
+// Addresses of zeros, which take memory where they are written.
 class sparse_memory {
  public:
   explicit sparse_memory(std::size_t bytes) : size_(bytes) {
@@ -143,17 +144,13 @@ class sparse_memory {
   std::size_t size_;
 };
 
-constexpr std::array every_type = {lamina::payload_type::as_is, lamina::payload_type::float16,
-                                   lamina::payload_type::bfloat16, lamina::payload_type::int8,
-                                   lamina::payload_type::int4};
-
 }  // namespace
 
 TEMPLATE_TEST_CASE("sizes: a frame of a layer beyond 2^32 elements is read where its elements lie", "", float,
                    double) {
   const std::size_t elements = two_32 + 4097;
   const lamina::layout model({{"before", {3}}, {"huge", {elements}}, {"after", {70}}});
-  for (const auto type : every_type) {
+  for (const auto type : payload_types) {
     CAPTURE(static_cast<int>(type));
     std::array<std::size_t, 4> begins{};
     for (std::size_t l = 0; l < 3; ++l) {

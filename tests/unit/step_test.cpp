@@ -32,18 +32,6 @@ void refuses(const auto& call, const char* named) {
   CHECK(contains(message, named));
 }
 
-/// Fails in one task, after which it has run the tasks before.
-struct fails_in_the_middle {
-  std::size_t task;
-  template <class Work>
-  void operator()(std::size_t tasks, const Work& work) const {
-    for (std::size_t i = 0; i < tasks; ++i) {
-      if (i == task) throw std::runtime_error("the pool is gone");
-      work(i);
-    }
-  }
-};
-
 }  // namespace
 
 TEST_CASE("step: one that is let go uncommitted stays in the residual, and the next frame has it once") {
@@ -268,35 +256,6 @@ TEST_CASE("step: values that are written take the place of the worker's own, unt
   CHECK(sent_of(step.select()) == "10");
 }
 
-TEST_CASE("step: workers that agree on their values send the same layers") {
-  std::mt19937 random(441);
-  const lamina::layout model = random_model(random);
-  std::vector<worker> workers;
-  for (int w = 0; w < 4; ++w) workers.emplace_back(model, lamina::worker_options{.drop_ratio = 0.8});
-  bool alone_would_differ = false;
-  for (int t = 0; t < 30; ++t) {
-    std::vector<worker::step> steps;
-    std::vector<double> agreed(model.layers());
-    for (worker& each : workers) {
-      steps.push_back(each.add(random_gradients<float>(random, model)));
-      for (std::size_t l = 0; l < model.layers(); ++l) agreed[l] += steps.back().values()[l] / 4;
-    }
-    for (worker::step& each : steps) {
-      lamina::selection alone(model);
-      const double threshold = lamina::search_threshold(each.values(), model.sizes(), 0.8);
-      for (std::size_t l = 0; l < model.layers(); ++l) {
-        if (each.values()[l] >= threshold) alone.send(l);
-      }
-      std::ranges::copy(agreed, each.values().begin());
-      alone_would_differ |= sent_of(alone) != sent_of(each.select());
-      REQUIRE(sent_of(each.sent()) == sent_of(steps[0].sent()));
-      each.frame();
-      each.commit();
-    }
-  }
-  CHECK(alone_would_differ);
-}
-
 TEST_CASE("step: held fragments are dropped, whatever R, a budget, an age or a policy say") {
   const auto sent = [&](const lamina::worker_options& options, std::span<const char> held) {
     worker each(model_of({10, 10, 10, 10}), options);
@@ -341,44 +300,6 @@ TEMPLATE_TEST_CASE("step: micro-batches add up to their gradient, also with mome
       REQUIRE(b.frame().to_bytes() == a.frame().to_bytes());
       a.commit();
       b.commit();
-    }
-  }
-}
-
-TEMPLATE_TEST_CASE("step: a scale multiplies each element, rounded by itself, whatever its type", "", float,
-                   double) {
-  std::mt19937 random(812);
-  const lamina::layout model = model_of({3, 4096 + 70, 131072 + 5});
-  for (const double momentum : {0.0, 0.9}) {
-    for (const double scale : {1.0, 1.0 / 1024, 1.0 / 3, -2.7, 0.0}) {
-      CAPTURE(momentum, scale);
-      const lamina::worker_options options{.drop_ratio = 0.5, .momentum = momentum};
-      lamina::worker<TestType> scaled(model, options);
-      lamina::worker<TestType> literal(model, options);
-      for (int t = 0; t < 2; ++t) {
-        std::vector<std::vector<lamina::bfloat16>> halves;
-        tensors<TestType> wide;
-        tensors<TestType> products;
-        for (const std::size_t size : model.sizes()) {
-          halves.emplace_back(size);
-          wide.emplace_back(size);
-          products.emplace_back(size);
-          for (std::size_t i = 0; i < size; ++i) {
-            halves.back()[i].bits = static_cast<std::uint16_t>(random() & 0xbfffU);
-            wide.back()[i] = lamina::to_float(halves.back()[i]);
-            const volatile TestType product = wide.back()[i] * static_cast<TestType>(scale);
-            products.back()[i] = product;
-          }
-        }
-        auto a = t == 0 ? scaled.add(wide, scale) : scaled.add(halves, scale);
-        auto b = literal.add(products);
-        REQUIRE(same_bits(scaled.residual().elements(), literal.residual().elements()));
-        REQUIRE(same_bits(a.values(), b.values()));
-        a.select();
-        a.commit();
-        b.select();
-        b.commit();
-      }
     }
   }
 }
@@ -469,17 +390,6 @@ TEST_CASE("step: what is packed is what a frame would hold, scaled; unpack puts 
   }
 }
 
-TEST_CASE("step: what was packed as it is leaves the residual whole, whatever the payload of frames") {
-  worker each(model_of({2}), {.drop_ratio = 0, .payload = payload_type::int8});
-  std::vector<float> packed;
-  auto step = each.add(tensors<float>{{1, 1.01F}});
-  step.select();
-  step.pack(packed);
-  step.commit();
-  CHECK(packed == std::vector<float>{1, 1.01F});
-  CHECK(residual_of(each) == std::vector<float>{0, 0});
-}
-
 TEMPLATE_TEST_CASE("step: what is packed in half the bytes is what a frame would hold, and nothing is lost",
                    "", lamina::float16, lamina::bfloat16) {
   constexpr bool is_brain = std::is_same_v<TestType, lamina::bfloat16>;
@@ -520,50 +430,6 @@ TEMPLATE_TEST_CASE("step: what is packed in half the bytes is what a frame would
   auto step = as_it_is.add(zeros_like<float>(model));
   step.select();
   CHECK_THROWS_AS(step.pack(packed), std::invalid_argument);
-}
-
-TEMPLATE_TEST_CASE("step: an execution gives the same bits, whatever its order", "", float, double) {
-  std::mt19937 random(61);
-  const lamina::layout model = model_of({0, 5, 2 * 4096 + 70, 1, 4096, 33});
-  const auto backwards = [](std::size_t tasks, auto&& work) {
-    for (std::size_t i = tasks; i-- > 0;) work(i);
-  };
-  for (const std::size_t fragment_elements : {0, 4096}) {
-    const lamina::worker_options options{.drop_ratio = 0.9, .fragment_elements = fragment_elements};
-    lamina::worker<TestType> one_by_one(model, options);
-    lamina::worker<TestType> at_once(model, options);
-    for (int t = 0; t < 5; ++t) {
-      const auto gradients = rounding_gradients<TestType>(random, model);
-      auto a = one_by_one.begin();
-      for (std::size_t l = 0; l < model.layers(); ++l) REQUIRE(a.add(l, gradients[l]));
-      auto b = at_once.add(gradients, 1, backwards);
-      REQUIRE(same_bits(a.values(), b.values()));
-      REQUIRE(a.frame().to_bytes() == b.frame().to_bytes());
-      a.commit();
-      b.commit();
-    }
-  }
-}
-
-TEST_CASE("step: an execution that throws loses nothing and leaves nothing half added") {
-  const std::size_t task = 131072;
-  const lamina::layout model = model_of({task + 3, task, 7, 2 * task});
-  tensors<float> gradients;
-  for (const std::size_t size : model.sizes()) gradients.emplace_back(size, 1.0F);
-  for (std::size_t at = 0; at < 5; ++at) {
-    worker each(model);
-    worker expected(model);
-    (void)expected.add(gradients);
-    // The worker has no handle to give, and lets the step go, whose number the next one has.
-    CHECK_THROWS_AS(each.add(gradients, 1, fails_in_the_middle{at}), std::runtime_error);
-    CHECK(each.steps() == 0);
-    CHECK(residual_of(each) == residual_of(expected));
-    auto step = each.begin();
-    CHECK_THROWS_AS(step.add(gradients, 1, fails_in_the_middle{at}), std::runtime_error);
-    auto sound = expected.add(gradients);
-    CHECK(same_bits(step.values(), sound.values()));
-    CHECK(step.frame().to_bytes() == sound.frame().to_bytes());
-  }
 }
 
 namespace {

@@ -52,56 +52,6 @@ TEMPLATE_TEST_CASE("worker: a frame holds the step, the sender and the layers at
   CHECK(worker.threshold() == 2);
 }
 
-TEST_CASE("worker: frames have a checksum unless the options say otherwise") {
-  const auto has_checksum = [&](lamina::frame_checksum asked) {
-    lamina::worker<float> worker(model_of({3}), {.frame_checksum = asked});
-    return (send(worker, {{1, 2, 3}})[8] & std::byte{1}) != std::byte{0};
-  };
-  CHECK_FALSE(has_checksum(lamina::frame_checksum::none));
-  CHECK(has_checksum(lamina::frame_checksum::xxh3));
-}
-
-TEST_CASE("worker: a frame copies nothing, its segments lie in the residual") {
-  lamina::worker<float> worker(model_of({2, 3, 4}), {.threshold = 1});
-  auto step = worker.add(tensors<float>{{1, 1}, {0, 0, 0}, {1, 1, 1, 1}});
-  const auto segments = step.frame().segments();
-  REQUIRE(segments.size() == 3);
-  CHECK(segments[1].data() == reinterpret_cast<const std::byte*>(worker.residual()[0].data()));
-  CHECK(segments[2].data() == reinterpret_cast<const std::byte*>(worker.residual()[2].data()));
-  CHECK(segments[2].size() == 16);
-}
-
-TEMPLATE_TEST_CASE("worker: commit clears what was sent and nothing else", "", float, double) {
-  lamina::worker<TestType> worker(model_of({2, 3}), {.threshold = 2});
-  auto step = worker.add(tensors<TestType>{{2, 2}, {1, 1, 1}});
-  step.frame();
-  CHECK(residual_of(worker) == std::vector<TestType>{2, 2, 1, 1, 1});  // not before commit
-  step.commit();
-  CHECK(residual_of(worker) == std::vector<TestType>{0, 0, 1, 1, 1});
-}
-
-TEMPLATE_TEST_CASE("worker: values are those of the residual, whatever the order of the layers", "", float,
-                   double) {
-  for (std::uint32_t seed = 51; seed < 56; ++seed) {
-    std::mt19937 random(seed);
-    const lamina::layout model = random_model(random);
-    lamina::worker<TestType> at_once(model, {.drop_ratio = 0.5});
-    lamina::worker<TestType> backward(model, {.drop_ratio = 0.5});
-    for (int t = 1; t <= 20; ++t) {
-      const auto gradients = rounding_gradients<TestType>(random, model);
-      auto a = at_once.add(gradients);
-      auto b = backward.begin();
-      for (std::size_t l = model.layers(); l-- > 0;) REQUIRE(b.add(l, gradients[l]));
-      for (std::size_t l = 0; l < model.layers(); ++l)
-        REQUIRE(a.values()[l] == literal_mean_abs<TestType>(at_once.residual()[l]));
-      REQUIRE(same_bits(a.values(), b.values()));
-      REQUIRE(a.frame().to_bytes() == b.frame().to_bytes());
-      a.commit();
-      b.commit();
-    }
-  }
-}
-
 TEST_CASE("worker: select decides as Algorithm 1 does, and the frame holds just that") {
   for (std::uint32_t seed = 61; seed < 71; ++seed) {
     std::mt19937 random(seed);
@@ -155,24 +105,6 @@ TEST_CASE("worker: a search whose step was let go undecided is made up for in th
   CHECK(worker.threshold() == 4);
 }
 
-TEST_CASE("worker: with R = 0 or 1 everything is sent, zeros too") {
-  const double ratio = GENERATE(0.0, 1.0);
-  lamina::worker<float> worker(model_of({2, 0, 3}), {.drop_ratio = ratio, .search_every = 2});
-  for (int t = 0; t < 5; ++t) {
-    auto step = worker.add(tensors<float>{{0, 0}, {}, {1, 1, 1}});
-    CHECK(step.select().sent_elements() == 5);
-    CHECK(worker.threshold() == lamina::invalid_threshold);
-    step.commit();
-  }
-}
-
-TEST_CASE("worker: with a fixed threshold the values decide, whatever R, and zeros are dropped") {
-  lamina::worker<float> worker(model_of({1, 1}), {.drop_ratio = 1, .threshold = 1.5});
-  CHECK(sent_of(worker.add(tensors<float>{{1}, {2}}).select()) == "01");
-  lamina::worker<float> from_zero(model_of({1, 1}), {.threshold = 0});
-  CHECK(sent_of(from_zero.add(tensors<float>{{0}, {2}}).select()) == "01");
-}
-
 TEST_CASE("worker: the functor given decides") {
   // Sums favour the large layer, means the small one.
   const tensors<float> gradients = {{3}, {1, 1, 1, 1}};
@@ -204,58 +136,6 @@ TEST_CASE("worker: a value that is NaN sends its layer first, its own and an agr
   auto step = worker.add(tensors<float>{{1}, {2}});
   step.values()[0] = std::nan("");
   CHECK(sent_of(step.select()) == "10");
-}
-
-TEMPLATE_TEST_CASE("worker: with sends that fail at random nothing is lost and nothing counts twice", "",
-                   float, double) {
-  for (std::uint32_t seed = 81; seed < 91; ++seed) {
-    std::mt19937 random(seed);
-    const lamina::layout model = random_model(random);
-    lamina::worker<TestType> worker(model, {.drop_ratio = 0.6});
-    auto computed = zeros_like<TestType>(model);
-    auto received = computed;
-    std::uint64_t arrived = 0;
-    for (int t = 0; t < 40; ++t) {
-      const auto gradients = random_gradients<TestType>(random, model);
-      add_to(computed, gradients);
-      const bool arrives = random() % 3 != 0;
-      const bytes frame = send(worker, gradients, arrives);
-      REQUIRE(lamina::decode<TestType>(frame, model).step() == arrived + 1);
-      if (arrives) {
-        ++arrived;
-        receive<TestType>(received, frame, model);
-      }
-      REQUIRE(conserves(worker, received, computed));
-    }
-  }
-}
-
-TEST_CASE("worker: a refused batch changes nothing, neither residual nor step, and names the layer") {
-  const lamina::layout model({{"first", {2}}, {"last", {2}}});
-  lamina::worker<float> worker(model, {.threshold = 100});
-  send(worker, {{1, 2}, {3, 4}});
-  const auto refuses = [&](float bad) {
-    const bytes before = worker.save();
-    const auto step = worker.add(tensors<float>{{1, 2}, {bad, 4}});
-    CHECK_FALSE(step);
-    CHECK(step.refused_layer() == 1);
-    CHECK(worker.save() == before);
-  };
-  for (const float bad : {infinity, -infinity, not_a_number}) refuses(bad);
-  const float largest = std::numeric_limits<float>::max();
-  send(worker, {{0, 0}, {largest, 0}}, false);
-  refuses(largest);  // the sum overflows
-}
-
-TEST_CASE("worker: a layer in fragments is refused whole, and named as the model's") {
-  const lamina::layout model({{"before", {3}}, {"embedding", {2 * 4096 + 1}}});
-  lamina::worker<float> worker(model, {.fragment_elements = 4096});
-  tensors<float> gradients = {{1, 1, 1}, std::vector<float>(2 * 4096 + 1, 1)};
-  send(worker, gradients, false);
-  const std::vector<float> before = residual_of(worker);
-  gradients[1].back() = not_a_number;
-  CHECK(worker.add(gradients).refused_layer() == 1);
-  CHECK(residual_of(worker) == before);
 }
 
 TEST_CASE("worker: a mistake throws, names what is wrong, and changes nothing") {

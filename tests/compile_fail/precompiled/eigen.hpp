@@ -1,5 +1,0 @@
-// SPDX-License-Identifier: MIT
-#include <Eigen/Core>
-
-#include "lamina.hpp"
-#include "lamina/adapt/eigen.hpp"
