@@ -628,6 +628,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 momentum, rounding = self._shards(saved)
             else:
                 totals = self._checked_totals(saved.get("totals"))
+                if theirs["rank"] is None and all(_is_flat(saved.get(name), torch.float32) for name in ("momentum", "rounding")):
+                    saved = {**saved, **{name: self._device.own_slices(saved[name]) for name in ("momentum", "rounding")}}
                 self._device.check(saved)
                 _require("checksum" in saved, "'checksum' is missing")
         except ValueError as error:
