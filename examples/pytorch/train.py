@@ -5,6 +5,9 @@
 
 On images that the program draws, or on CIFAR-10 where torchvision is installed and --data names its folder. Without
 --drop-ratio it is plain DDP, to compare with. On GPUs where there are any.
+
+--compare trains three models in one run, of drawn images of which each rank sees its own classes only: one rank by itself, which cannot learn
+the others, DDP, and layer dropping. --picture draws their accuracy over the bytes.
 """
 
 import argparse
@@ -35,6 +38,8 @@ parser.add_argument("--data", metavar="DIR", help="CIFAR-10 as torchvision keeps
 parser.add_argument("--checkpoint", metavar="DIR", help="save there, a file a rank, and go on from what is there")
 parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
 parser.add_argument("--tensorboard", metavar="DIR")
+parser.add_argument("--compare", action="store_true")
+parser.add_argument("--picture", metavar="FILE", help="with --compare; needs matplotlib")
 
 
 def make_model(name):
@@ -49,10 +54,10 @@ def make_model(name):
                          nn.Linear(64, 10))
 
 
-def drawn(index, size):
+def drawn(index, size, classes=10, first=0, apart=1):
     """Noise with a wave whose direction and length tell the class."""
     generator = torch.Generator().manual_seed(index)
-    labels = torch.randint(10, (size,), generator=generator)
+    labels = first + apart * torch.randint(classes, (size,), generator=generator)
     angle = labels * torch.pi / 10
     y, x = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
     wave = torch.sin(x * angle.cos().view(-1, 1, 1) + y * angle.sin().view(-1, 1, 1))
@@ -101,11 +106,59 @@ def load(directory, parts, device):
     return step
 
 
+def accuracy(model, tests, device):
+    """In percent."""
+    model.eval()
+    with torch.no_grad():
+        right = sum((model(images.to(device)).argmax(1).cpu() == labels).sum().item() for images, labels in tests)
+    model.train()
+    return 100 * right / sum(len(labels) for _, labels in tests)
+
+
+def compare(given, device, rank, world):
+    """Trains one model after the other, on the same batches. Rank 0 says what each has reached, and what it has sent."""
+    tests, curves = [drawn(-1 - index, 250) for index in range(2)], {}
+    for name in ("one rank", "DDP", "lamina"):
+        model = make_model(given.model).to(device)
+        ddp = model if name == "one rank" else DDP(model)
+        optimizer, sent = torch.optim.SGD(ddp.parameters(), given.learning_rate, momentum=given.momentum), 0
+        state = lamina.torch.register(ddp, drop_ratio=0.95 if given.drop_ratio is None else given.drop_ratio, warm_up_steps=given.warm_up,
+                                      fragment_elements=given.fragment_elements) if name == "lamina" else None
+        curves[name] = [(0.0, accuracy(model, tests, device))]
+        for step in range(given.steps):
+            images, labels = drawn(1 + step * world + rank, given.batch, len(range(rank, 10, world)), rank, world)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(ddp(images.to(device)), labels.to(device)).backward()
+            optimizer.step()
+            sent += 0 if name == "one rank" else state.last.sent_bytes if state else sum(4 * each.numel() for each in model.parameters())
+            if rank == 0 and (step % 10 == 9 or step + 1 == given.steps):
+                curves[name].append((sent / 1e6, accuracy(model, tests, device)))
+        if rank == 0:
+            print(f"{name}: accuracy {curves[name][-1][1]:.1f} %, {sent / 1e6:.2f} MB sent by each rank", flush=True)
+        dist.barrier()
+        del ddp, state
+        gc.collect()
+    if rank == 0 and given.picture:
+        from matplotlib import pyplot
+        for (name, curve), marker in zip(curves.items(), "so^"):
+            pyplot.plot(*zip(*curve), marker=marker, label=name)
+        pyplot.xscale("symlog", linthresh=1)
+        pyplot.xlim(left=0)
+        pyplot.xlabel("MB sent by each rank")
+        pyplot.ylabel("accuracy on all classes, %")
+        pyplot.legend()
+        pyplot.savefig(given.picture)
+
+
 def main():
     given = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
+    if given.compare:
+        compare(given, device, rank, world)
+        dist.destroy_process_group()
+        return
     batch, tests = make_batches(given, rank, world)
     model = make_model(given.model).to(device)
     ddp = DDP(model, gradient_as_bucket_view=True)
@@ -142,14 +195,10 @@ def main():
             sent = f", {100 * state.totals.ratio:5.1f} % of the bytes" if state is not None else ""
             print(f"step {step + 1:4}: loss {loss.item() * given.accumulate:.3f}{sent}", flush=True)
 
-    model.eval()
     if rank == 0:
-        with torch.no_grad():
-            right = sum((model(images.to(device)).argmax(1).cpu() == labels).sum().item() for images, labels in tests)
-            total = sum(len(labels) for _, labels in tests)
         share = f"{100 * state.totals.ratio:.1f} % of DDP's bytes" if state is not None else "all of DDP's bytes"
         print(f"after {given.steps} steps on {world} ranks: loss {loss.item() * given.accumulate:.3f}, "
-              f"accuracy {100 * right / total:.1f} %, {share}")
+              f"accuracy {accuracy(model, tests, device):.1f} %, {share}")
     dist.barrier()
     del ddp  # before the group: destroyed with it, DDP waits for threads of gloo that wait for this one
     gc.collect()

@@ -20,7 +20,7 @@ from typing import Any, Literal, TYPE_CHECKING, get_args
 
 HAS_EXTENSION = importlib.util.find_spec("lamina._core") is not None  #: False of an installation with LAMINA_PURE=1
 if TYPE_CHECKING or HAS_EXTENSION:
-    from lamina._core import (DecodeError, LocalDelta, Frame, Gradients, Layout, OuterOptimizer, Reply, Selector, Server, Step,
+    from lamina._core import (Arrays, DecodeError, LocalDelta, Frame, Layout, OuterOptimizer, Reply, Selector, Server, Step,
                               Worker, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states, payload_bytes,
                               version as __version__)
 else:
@@ -31,7 +31,7 @@ else:
             raise AttributeError(f"module 'lamina' has no attribute {name!r}")
         require_extension(f"lamina.{name}")
 
-__all__ = ["DecodeError", "LocalDelta", "Frame", "Gradients", "Layout", "Options", "OuterOptimizer", "Reply", "Selector", "Server",
+__all__ = ["Arrays", "DecodeError", "LocalDelta", "Frame", "Layout", "Options", "OuterOptimizer", "Reply", "Selector", "Server",
            "Step", "Worker", "decode", "decode_payload", "encode_payload", "largest_frame_bytes", "merge_states",
            "payload_bytes", "__version__"]
 

@@ -97,6 +97,34 @@ tensors<Array> tensors_of(const std::vector<std::optional<Array>>& list, const l
   return found;
 }
 
+// Layers that lie in few flat arrays, as DDP's buckets are.
+struct flat_arrays : tensors<writable> {
+  flat_arrays(const lamina::layout& model, std::vector<writable> flat,
+              const std::vector<std::pair<std::size_t, std::size_t>>& table) {
+    if (table.size() != model.layers()) {
+      throw std::invalid_argument("the table has " + std::to_string(table.size()) + " rows for " +
+                                  std::to_string(model.layers()) + " layers");
+    }
+    std::vector<any_tensor> whole;
+    for (std::size_t i = 0; i < flat.size(); ++i)
+      whole.push_back(tensor_of(flat[i], "array " + std::to_string(i)));
+    for (std::size_t layer = 0; layer < table.size(); ++layer) {
+      const auto [array, begin] = table[layer];
+      const std::size_t elements = model.sizes()[layer];
+      if (array >= whole.size() || begin > whole[array].elements() ||
+          elements > whole[array].elements() - begin) {
+        throw std::invalid_argument("the table's row of layer " + std::to_string(layer) + " '" +
+                                    model[layer].name + "' lies outside the arrays");
+      }
+      const element_type type = whole[array].type();
+      std::byte* const from = static_cast<std::byte*>(whole[array].data());
+      each.push_back(elements == 0 ? any_tensor::empty(type)
+                                   : any_tensor(from + begin * element_bytes(type), elements, type));
+    }
+    arrays = std::move(flat);
+  }
+};
+
 // A memoryview that owns what it shows, floats or doubles; type stubs call it Numbers.
 class numbers_view : public nb::memoryview {
   NB_OBJECT(numbers_view, nb::memoryview, "Numbers", PyMemoryView_Check)

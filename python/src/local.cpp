@@ -54,8 +54,48 @@ std::vector<std::span<Number>> all_of(const std::vector<Array>& arrays, const la
   return spans;
 }
 
+// The same of arrays that were looked at before.
+template <class Number>
+std::vector<std::span<Number>> all_of(const flat_arrays& arrays, const lamina::layout& model,
+                                      const char* what) {
+  std::vector<std::span<Number>> spans;
+  for (std::size_t layer = 0; layer < arrays.each.size(); ++layer) {
+    if (arrays.each[layer].type() != element_type::float32 && layer < model.layers())
+      throw refused(std::string(what) + ": " + name_of(model, layer), "must be of float32");
+    spans.push_back(numbers_of<Number>(what, arrays.each[layer]));
+  }
+  return spans;
+}
+
 using arrays_to_read = std::vector<readable>;
 using arrays_to_write = std::vector<writable>;
+
+template <class Arrays>
+void observe_all(delta& self, const Arrays& shared, const Arrays& local) {
+  const auto x = all_of<const float>(shared, self.model(), "shared");
+  const auto y = all_of<const float>(local, self.model(), "local");
+  const nb::gil_scoped_release released;
+  self.visit([&](auto& each) { each.observe_all(x, y); });
+}
+
+template <class Arrays>
+void pack(delta& self, const Arrays& shared, const Arrays& local, const writable& to) {
+  const auto x = all_of<const float>(shared, self.model(), "shared");
+  const auto y = all_of<const float>(local, self.model(), "local");
+  const std::span<float> out = numbers_of<float>("to", tensor_of(to, "to"));
+  const nb::gil_scoped_release released;
+  self.visit([&](auto& each) { each.pack(x, y, out); });
+}
+
+template <class Arrays>
+void apply(delta& self, std::uint64_t step, const readable& update, const Arrays& shared,
+           const Arrays& local) {
+  const auto x = all_of<float>(shared, self.model(), "shared");
+  const auto y = all_of<float>(local, self.model(), "local");
+  const auto d = numbers_of<const float>("update", tensor_of(update, "update"));
+  const nb::gil_scoped_release released;
+  self.visit([&](auto& each) { each.apply(step, d, x, y); });
+}
 
 struct outer {
   lamina::outer_optimizer<float> of;
@@ -71,7 +111,8 @@ void bind_local(nb::module_& m) {
       "seen, `shared` less `local`, takes the place of the residual. In each step: observe_all, select, pack "
       "or encode, commit; and "
       "apply, at once or steps later, what all subtract. See lamina/local/delta.hpp.\n\n"
-      "`shared` and `local` are lists with an array for each layer. One thread at a time, or RuntimeError; "
+      "`shared` and `local` are lists with an array for each layer, or Arrays. One thread at a time, or "
+      "RuntimeError; "
       "the GIL is "
       "released "
       "while elements are read. Calls out of order raise RuntimeError; on every error nothing has changed.")
@@ -105,11 +146,14 @@ void bind_local(nb::module_& m) {
           "value: mean_abs, root_mean_square or l2_norm. The others as of Worker.")
       .def(
           "observe_all",
+          [](delta& self, const flat_arrays& shared, const flat_arrays& local) {
+            observe_all(self, shared, local);
+          },
+          "shared"_a, "local"_a)
+      .def(
+          "observe_all",
           [](delta& self, const arrays_to_read& shared, const arrays_to_read& local) {
-            const auto x = all_of<const float>(shared, self.model(), "shared");
-            const auto y = all_of<const float>(local, self.model(), "local");
-            const nb::gil_scoped_release released;
-            self.visit([&](auto& each) { each.observe_all(x, y); });
+            observe_all(self, shared, local);
           },
           "shared"_a.noconvert(), "local"_a.noconvert(),
           "Takes the values of shared - local, and begins a step. ValueError, naming the layer, for a "
@@ -158,12 +202,14 @@ void bind_local(nb::module_& m) {
           "selected.")
       .def(
           "pack",
+          [](delta& self, const flat_arrays& shared, const flat_arrays& local, const writable& to) {
+            pack(self, shared, local, to);
+          },
+          "shared"_a, "local"_a, "to"_a.noconvert())
+      .def(
+          "pack",
           [](delta& self, const arrays_to_read& shared, const arrays_to_read& local, const writable& to) {
-            const auto x = all_of<const float>(shared, self.model(), "shared");
-            const auto y = all_of<const float>(local, self.model(), "local");
-            const std::span<float> out = numbers_of<float>("to", tensor_of(to, "to"));
-            const nb::gil_scoped_release released;
-            self.visit([&](auto& each) { each.pack(x, y, out); });
+            pack(self, shared, local, to);
           },
           "shared"_a.noconvert(), "local"_a.noconvert(), "to"_a.noconvert(),
           "In place of encode(): writes the sent_elements elements that are sent, as the payload says them, "
@@ -190,14 +236,13 @@ void bind_local(nb::module_& m) {
           "applied.")
       .def(
           "apply",
+          [](delta& self, std::uint64_t step, const readable& update, const flat_arrays& shared,
+             const flat_arrays& local) { apply(self, step, update, shared, local); },
+          "step"_a, "update"_a.noconvert(), "shared"_a, "local"_a)
+      .def(
+          "apply",
           [](delta& self, std::uint64_t step, const readable& update, const arrays_to_write& shared,
-             const arrays_to_write& local) {
-            const auto x = all_of<float>(shared, self.model(), "shared");
-            const auto y = all_of<float>(local, self.model(), "local");
-            const auto d = numbers_of<const float>("update", tensor_of(update, "update"));
-            const nb::gil_scoped_release released;
-            self.visit([&](auto& each) { each.apply(step, d, x, y); });
-          },
+             const arrays_to_write& local) { apply(self, step, update, shared, local); },
           "step"_a, "update"_a.noconvert(), "shared"_a.noconvert(), "local"_a.noconvert(),
           "What all subtract, of the parts that were chosen in `step`, one behind the other: from shared, "
           "and "

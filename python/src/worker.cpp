@@ -13,34 +13,6 @@ namespace lamina_python {
 
 namespace {
 
-// Layers that lie in few flat arrays, as DDP's buckets are.
-struct gradients : tensors<writable> {
-  gradients(const lamina::layout& model, std::vector<writable> flat,
-            const std::vector<std::pair<std::size_t, std::size_t>>& table) {
-    if (table.size() != model.layers()) {
-      throw std::invalid_argument("the table has " + std::to_string(table.size()) + " rows for " +
-                                  std::to_string(model.layers()) + " layers");
-    }
-    std::vector<any_tensor> whole;
-    for (std::size_t i = 0; i < flat.size(); ++i)
-      whole.push_back(tensor_of(flat[i], "array " + std::to_string(i)));
-    for (std::size_t layer = 0; layer < table.size(); ++layer) {
-      const auto [array, begin] = table[layer];
-      const std::size_t elements = model.sizes()[layer];
-      if (array >= whole.size() || begin > whole[array].elements() ||
-          elements > whole[array].elements() - begin) {
-        throw std::invalid_argument("the table's row of layer " + std::to_string(layer) + " '" +
-                                    model[layer].name + "' lies outside the arrays");
-      }
-      const element_type type = whole[array].type();
-      std::byte* const from = static_cast<std::byte*>(whole[array].data());
-      each.push_back(elements == 0 ? any_tensor::empty(type)
-                                   : any_tensor(from + begin * element_bytes(type), elements, type));
-    }
-    arrays = std::move(flat);
-  }
-};
-
 value_functor functor(const std::string& value) {
   using enum value_functor;
   return named<value_functor>("value", value,
@@ -254,7 +226,7 @@ void bind_step(nb::module_& m) {
           "What is sent has arrived: takes it out of the residual, and ends the step.")
       .def(
           "unpack",
-          [](const step& self, const readable& packed, gradients& to) {
+          [](const step& self, const readable& packed, flat_arrays& to) {
             const auto numbers = numbers_of<const float>("packed", tensor_of(packed, "packed"));
             const nb::gil_scoped_release released;
             self.of.unpack(numbers, to.each);
@@ -276,9 +248,10 @@ void bind_step(nb::module_& m) {
 }  // namespace
 
 void bind_worker(nb::module_& m) {
-  nb::class_<gradients>(
-      m, "Gradients",
-      "Gradients that lie in few flat arrays: layer l is the elements from `begin` on of array `i`, where "
+  nb::class_<flat_arrays>(
+      m, "Arrays",
+      "A model's layers in few flat arrays, looked at once for many calls: layer l is the elements from "
+      "`begin` on of array `i`, where "
       "(i, begin) is row l of the table. Keeps the arrays, copies nothing. ValueError for a row that lies "
       "outside; TypeError for an array that is strided, on a device, or of another type.")
       .def(nb::init<const lamina::layout&, std::vector<writable>,
@@ -345,7 +318,7 @@ void bind_worker(nb::module_& m) {
           "step.\nValueError, naming the option, for one outside its range.")
       .def(
           "add",
-          [](worker& self, const gradients& from, double scale) {
+          [](worker& self, const flat_arrays& from, double scale) {
             const nb::gil_scoped_release released;
             return new step(self, self.of.add(from.each, scale));
           },
@@ -386,14 +359,14 @@ void bind_worker(nb::module_& m) {
           "before the first gradient.")
       .def(
           "first_non_finite",
-          [](const worker& self, const gradients& of) {
+          [](const worker& self, const flat_arrays& of) {
             const nb::gil_scoped_release released;
             return first_non_finite(self.of.model(), of.each);
           },
           "gradients"_a, "The first layer whose gradient holds NaN or infinity, or None. Changes nothing.")
       .def(
           "find_zero",
-          [](const worker& self, const gradients& of) {
+          [](const worker& self, const flat_arrays& of) {
             const std::vector<char> is_zero = zero_layers(self.of.model(), of.each);
             return nb::bytes(is_zero.data(), is_zero.size());
           },

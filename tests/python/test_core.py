@@ -204,7 +204,7 @@ def test_a_table_lies_within_its_arrays(arrays, table, error, text):
     if isinstance(arrays, list):
         arrays = [np.zeros(size, np.float32) for size in arrays]
     with pytest.raises(error, match=text):
-        lamina.Gradients(LAYOUT, list(arrays), table)
+        lamina.Arrays(LAYOUT, list(arrays), table)
 
 
 @pytest.mark.parametrize("options, text", [

@@ -1156,3 +1156,37 @@ def test_one_rank_alone_that_fails_is_noticed(delay):
 
 if __name__ == "__main__":
     dying()
+
+
+def looks_at_arrays(parameters):
+    """How often an exchange asks a tensor for its memory, and where the hook packs."""
+    asked, ask = [], torch.Tensor.__dlpack__
+    local = LocalUpdates(torch.optim.SGD([nn.Parameter(torch.randn(256)) for _ in range(parameters)], 0.1), send_budget=0.5)
+    torch.Tensor.__dlpack__ = lambda tensor, *arguments, **named: asked.append(1) or ask(tensor, *arguments, **named)
+    try:
+        local.exchange()
+    finally:
+        torch.Tensor.__dlpack__ = ask
+    return len(asked)
+
+
+def few_looks():
+    assert 0 < looks_at_arrays(20) == looks_at_arrays(200)
+
+
+def test_an_exchange_does_not_look_at_each_parameter():
+    ranks.run(1, few_looks)
+
+
+def packed_where():
+    model = nn.Linear(64, 64)
+    state, kept = lamina.torch.LayerDropping(lamina.Options(drop_ratio=0.0), backend="cpu").bind(model), []
+    pack = state.backend.pack
+    state.backend.pack = lambda world_size: kept.append(pack(world_size)) or kept[-1]
+    for _ in range(4):
+        state.reduce([torch.ones_like(each) for each in model.parameters()])
+    assert len(kept) == 4 and len({each.data_ptr() for each in kept}) == 1
+
+
+def test_the_hook_keeps_the_memory_into_which_it_packs():
+    ranks.run(1, packed_where)

@@ -206,3 +206,29 @@ def test_what_does_not_fit_is_named():
         outer([2], np.full(70, 3e38, np.float32))
     with pytest.raises(ValueError, match="the saved outer optimizer has 3 and 0 elements"):
         outer.restore(np.zeros(3, np.float32), outer.rounding())
+
+
+def test_arrays_are_looked_at_once():
+    layout, draw = lamina.Layout({"a": (70, 3), "empty": (0,), "b": (64,)}), np.random.default_rng(0)
+    own = [np.zeros(size, np.float32) for size in (210, 0, 64)]
+    lists, flat = ([np.zeros(size, np.float32) for size in layout.sizes] for _ in range(2))
+    one, other = (lamina.LocalDelta(layout, drop_ratio=0.3) for _ in range(2))
+    shared, local = (lamina.Arrays(layout, arrays, [(l, 0) for l in range(3)]) for arrays in (flat, own))
+    for step in range(1, 4):
+        for each in own:
+            each += draw.standard_normal(len(each)).astype(np.float32)
+        before = [each.copy() for each in own]
+        packed = [np.empty(274, np.float32) for _ in range(2)]
+        for delta, x, y, to in ((one, lists, before, packed[0]), (other, shared, local, packed[1])):
+            delta.observe_all(x, y)
+            delta.select()
+            delta.pack(x, y, to[:delta.sent_elements])
+            delta.commit()
+            delta.apply(step, to[:delta.sent_elements], x, y)
+        assert one.sent == other.sent and np.array_equal(packed[0][:one.sent_elements], packed[1][:one.sent_elements])
+        assert all(map(np.array_equal, lists + before, flat + own)) and any(each.any() for each in flat)
+    wide = lamina.Arrays(layout, [np.zeros(size) for size in layout.sizes], [(l, 0) for l in range(3)])
+    with pytest.raises(TypeError, match="local: the array of layer 0 'a' must be of float32"):
+        other.observe_all(shared, wide)
+    with pytest.raises(ValueError, match="3 layers, got 1"):
+        other.observe_all(lamina.Arrays(lamina.Layout({"a": (210,)}), [flat[0]], [(0, 0)]), local)

@@ -22,11 +22,12 @@ class CpuBackend:
         # Of gradients that were looked at already, skip leaves out what would overflow the residual alone.
         self._worker = lamina.Worker(layout, non_finite="skip", payload="as_is" if wire == "float32" else wire,
                                      **dataclasses.asdict(options))
-        self._taken: Optional[lamina.Gradients] = None
+        self._taken: Optional[lamina.Arrays] = None
         self._buffers: List[torch.Tensor] = []
         self._open: Optional[lamina.Step] = None
         self.fragments = self._worker.fragments
         self.fragments_of = self._worker.fragments_of
+        self._packed = torch.empty(0, dtype=self._wire)
         self._sent: List[int] = []
         self.sent_elements = 0
         self.sent_bitmap = b""
@@ -34,10 +35,10 @@ class CpuBackend:
     def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
         """The gradients of this step: layer l is `places[l]`."""
         self._buffers = list(buffers)
-        self._taken = lamina.Gradients(self._layout, self._buffers, places)
+        self._taken = lamina.Arrays(self._layout, self._buffers, places)
 
     @property
-    def _gradients(self) -> lamina.Gradients:
+    def _gradients(self) -> lamina.Arrays:
         if self._taken is None:
             raise RuntimeError("there are no gradients between steps")
         return self._taken
@@ -116,7 +117,9 @@ class CpuBackend:
         return self._worker.left_out_elements
 
     def pack(self, world_size: int) -> torch.Tensor:
-        packed = torch.empty(self.sent_elements, dtype=self._wire)
+        if len(self._packed) < self.sent_elements:  # kept, since fresh memory costs more than what is written to it
+            self._packed = torch.empty(self.sent_elements, dtype=self._wire)
+        packed = self._packed[:self.sent_elements]
         self._step.pack(packed, 1 / world_size if self._wire is torch.float32 else 1)
         return packed
 

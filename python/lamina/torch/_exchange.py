@@ -128,8 +128,7 @@ class DeviceExchange:
                 begins.append(begin + at)
                 rows.append(-(-min(size - at, cut or size) // _ROW))
         assert len(begins) == len(self._sizes)
-        unit = BLOCK * self._world
-        self._shards = [-(-size // unit) * BLOCK for size in self._sizes]  # elements of a fragment that each rank owns, padded
+        self._shards = [_slice_of(size, self._world) for size in self._sizes]  # elements of a fragment that each rank owns, padded
         kept_begins = list(itertools.accumulate(self._shards, initial=0))
         # Of the fragments, and of one without elements, which what is not used belongs to.
         self._table = torch.tensor([*zip(self._shards, self._sizes, begins, kept_begins), (0, 0, 0, kept_begins[-1])], dtype=torch.int64,
@@ -144,7 +143,7 @@ class DeviceExchange:
         self._share, self._most = share, share + max(self._sizes)
         padding = sum(shard * self._world - size for shard, size in zip(self._shards, self._sizes))
         elements = min(math.floor(self._most), self.fragments.elements) + padding
-        self._slots = -(-elements // unit) * BLOCK  # of a rank, in what a step sends
+        self._slots = _slice_of(elements, self._world)  # of a rank, in what a step sends
         self._slot = torch.arange(self._slots, dtype=torch.int64, device=self._device)
         self._in_trash = self._slot.remainder(_ROW) + self._trash
         self._owner = torch.arange(self._world, dtype=torch.int64, device=self._device).view(-1, 1)
@@ -381,6 +380,16 @@ class DeviceExchange:
                 "shared": [each.clone() for each in self.layers(self.shared)], "local": [each.clone() for each in self.layers(self.local)],
                 "under_way": [{name: _cloned(getattr(going, name)) for name in names} for going in self.under_way]}
 
+    def own_slices(self, whole: torch.Tensor) -> torch.Tensor:
+        """Of what joined_slices() has made, what this rank keeps. ValueError for another model."""
+        if not len(whole):
+            return whole
+        if len(whole) != self.fragments.elements:
+            raise ValueError(f"there are {len(whole)} elements of all slices, the model has {self.fragments.elements}")
+        own = [torch.nn.functional.pad(each, (0, size * self._world - len(each)))[self._rank * size:][:size]
+               for each, size in zip(torch.split(whole, self._sizes), self._shards)]
+        return torch.cat([*own, whole.new_zeros(self._slots)])
+
     def check(self, saved: Dict[str, Any]) -> None:
         """ValueError for what is not of this model."""
         now = self.save()
@@ -418,6 +427,20 @@ class DeviceExchange:
         for going in self.under_way:
             self._going |= going.chosen
         self._overflowed = self._no
+
+
+def _slice_of(elements: int, world: int) -> int:
+    """What each rank owns of so many, padded."""
+    return -(-elements // (BLOCK * world)) * BLOCK
+
+
+def joined_slices(kept: List[torch.Tensor], sizes: List[int]) -> torch.Tensor:
+    """What each rank keeps of its slices, as one tensor of all fragments; empty if they keep nothing."""
+    if not len(kept[0]):
+        return kept[0]
+    slices = [_slice_of(size, len(kept)) for size in sizes]
+    of_ranks = zip(*(torch.split(each[:sum(slices)], slices) for each in kept))
+    return torch.cat([torch.cat(of_fragment)[:size] for of_fragment, size in zip(of_ranks, sizes)])
 
 
 def _cloned(what: Any) -> Any:

@@ -16,7 +16,7 @@ from lamina.torch._exchange import DeviceExchange, Later, Status
 from lamina.torch._options import Backend, Payload, given_options, warn_of_large_layers
 from lamina.torch._owned import ShardOwners, UnderWay
 from lamina.torch._report import StepReport, Totals
-from lamina.torch._own import OwnParameters
+from lamina.torch._own import OwnParameters, arrays_of
 from lamina.torch._sharded import local_of
 from lamina.torch._state import _difference, _one_of
 
@@ -120,6 +120,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             if self._device is None:
                 self._own.lie_here()
                 self._shared = self._first_of_all()
+                self._shared_arrays = arrays_of(self.names, self._shared)
             else:
                 self._own.lie_in(self._device)
                 self._shared = self._device.layers(self._device.shared)
@@ -346,9 +347,9 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
 
     def _agree(self) -> Tuple[int, Optional[Exception]]:
         """The bytes that it took, and why the step cannot be: a rank's parameters are not finite."""
-        core, shared, local, problem = self.backend, self._shared, self._own.flat, None
+        core, shared, problem = self.backend, self._shared_arrays, None
         try:
-            core.observe_all(shared, local)
+            core.observe_all(shared, self._own.arrays)
         except ValueError as error:
             problem = error
             core.observe_all(shared, shared)  # the step begins here as on the other ranks
@@ -407,7 +408,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _send(self) -> int:
         core = self.backend
         packed = torch.empty(core.sent_elements, dtype=torch.float32)
-        core.pack(self._shared, self._own.flat, packed)
+        core.pack(self._shared_arrays, self._own.arrays, packed)
         going, sent_bytes = self._owned.send(core.step, core.sent, packed)
         core.commit()
         self._under_way.append(going)
@@ -424,7 +425,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         """Applies the updates of the steps up to `last`, in their order. They are on their way, so no other rank need begin anything."""
         while self._under_way and self._under_way[0].step <= last:
             first = self._under_way[0]
-            self.backend.apply(first.step, self._owned.update_of(first), self._shared, self._own.flat)
+            self.backend.apply(first.step, self._owned.update_of(first), self._shared_arrays, self._own.arrays)
             self._owned.applied(first)
             self._under_way.popleft()
             self._applied = first.step
@@ -627,6 +628,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 momentum, rounding = self._shards(saved)
             else:
                 totals = self._checked_totals(saved.get("totals"))
+                if theirs["rank"] is None and all(_is_flat(saved.get(name), torch.float32) for name in ("momentum", "rounding")):
+                    saved = {**saved, **{name: self._device.own_slices(saved[name]) for name in ("momentum", "rounding")}}
                 self._device.check(saved)
                 _require("checksum" in saved, "'checksum' is missing")
         except ValueError as error:

@@ -5,6 +5,7 @@ import torch
 
 import lamina
 from lamina.torch._checkpoint import checksum_of, require_unmixed
+from lamina.torch._exchange import joined_slices
 from lamina.torch._owned import joined_shards
 from lamina.torch._state import _difference
 
@@ -24,8 +25,7 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
         The state that each of the new ranks loads.
 
     Raises:
-        ValueError: for states of two runs, models or steps, for a damaged one, if they are not those of all ranks, and for those of
-            LocalUpdates' backend "torch".
+        ValueError: for states of two runs, models or steps, for a damaged one, and if they are not those of all ranks.
     """
     if world_size < 1:
         raise ValueError(f"merge_states: world_size must be at least 1, got {world_size}")
@@ -34,9 +34,6 @@ def merge_states(states: Sequence[Dict[str, Any]], world_size: int) -> Dict[str,
     ranks = sorted(-1 if state["rank"] is None else state["rank"] for state in own)
     if not own or ranks != list(range(own[0]["world_size"])):
         raise ValueError(f"merge_states: the states of all ranks are needed, got those of {ranks}")
-    if is_local and any(state["told"].get("backend", "cpu") != "cpu" for state in own):
-        raise ValueError("merge_states: the states were saved by backend 'torch' of LocalUpdates, which cannot be merged: go on with the same "
-                         "number of ranks, or call finish() and begin from shared_state_dict()")
     states = sorted(states, key=lambda state: state.get("local_updates", state)["rank"])
     own = [state.get("local_updates", state) for state in states]
     for field in ("format", "told", "applied", "names", "shapes", "strides", "step", "options", "overlap", "plan"):
@@ -61,16 +58,22 @@ def _local_updates(states: List[Dict[str, Any]], own: List[Dict[str, Any]], worl
     for state in own:
         if not all(torch.equal(one, other) for one, other in zip(first["shared"], state["shared"])):
             raise ValueError(f"merge_states: the shared parameters differ on rank 0 and on rank {state['rank']}")
-    core = lamina.LocalDelta(lamina.Layout(dict(zip(told["names"], told["shapes"]))), fragment_elements=told["fragment_elements"])
-    core.load(_view(first))
-    for going in first["under_way"]:
-        core.abandon(going["step"])
+    layout = lamina.Layout(dict(zip(told["names"], told["shapes"])))
+    sizes = lamina.Selector(layout, fragment_elements=told["fragment_elements"]).fragments.sizes
+    kept = {name: [state[name].cpu() for state in own] for name in ("momentum", "rounding")}
+    if told.get("backend") == "torch":
+        of_backend: Dict[str, Any] = {"applied": first["step"], **{name: joined_slices(of, sizes) for name, of in kept.items()}}
+    else:
+        core = lamina.LocalDelta(layout, fragment_elements=told["fragment_elements"])
+        core.load(_view(first))
+        for going in first["under_way"]:
+            core.abandon(going["step"])
+        of_backend = {"memory": _bytes(core.save()), **{name: joined_shards(of, sizes) for name, of in kept.items()}}
     deltas = [sum(shared - state["local"][layer] for state in own) / len(own) for layer, shared in enumerate(first["shared"])]
     merged = {**_mean([{name: value for name, value in state.items() if name != "local_updates"} for state in states]),
               "local_updates": {
-                  **first, "world_size": world_size, "rank": None, "memory": _bytes(core.save()), "under_way": [],
-                  "local": [shared - delta for shared, delta in zip(first["shared"], deltas)],
-                  **{name: joined_shards([state[name] for state in own], core.fragments.sizes) for name in ("momentum", "rounding")}}}
+                  **first, "world_size": world_size, "rank": None, **of_backend, "under_way": [],
+                  "local": [shared - delta for shared, delta in zip(first["shared"], deltas)]}}
     merged["local_updates"]["checksum"] = checksum_of(None, merged)
     return merged
 

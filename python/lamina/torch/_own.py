@@ -4,6 +4,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
+import lamina
 from lamina.torch._exchange import DeviceExchange
 from lamina.torch._foreach import copy_all, is_gapless
 from lamina.torch._options import uses_cpu
@@ -47,6 +48,7 @@ class OwnParameters:
         self._seen: List[Any] = []
         self._in_place: List[torch.Tensor] = []  # of the parameters that have masters: flat, as they lie
         self.flat: List[torch.Tensor] = []  #: after take() and until the parameters are laid out anew
+        self.arrays: Any = None  #: the same for lamina._core, where that makes the numbers
         self.are_lost = False  #: masters hold numbers that are not finite, and are to be made anew
 
     def lie_in(self, exchange: DeviceExchange) -> None:
@@ -95,6 +97,8 @@ class OwnParameters:
         self.flat = (self._exchange.layers(self._exchange.local) if self._exchange is not None else
                      [self._masters[number] if number in self._masters else _flat(each) for number, each in enumerate(local)])
         self._seen = _places(local)
+        if self.uses_cpu:
+            self.arrays = arrays_of(self._names, self.flat)
 
     def _require_as_wrapped(self, what: str) -> None:
         for number, (name, each) in enumerate(zip(self._names, self._local())):
@@ -112,6 +116,12 @@ class OwnParameters:
             if begin + local[number].element_size() * local[number].numel() > next_begin:
                 first, second = sorted((number, other))
                 raise TypeError(f"LocalUpdates: {self._names[first]} and {self._names[second]} share memory")
+
+
+def arrays_of(names: Sequence[str], flat: Sequence[torch.Tensor]) -> "lamina.Arrays":
+    """So that each is looked at once, and not in every call."""
+    layout = lamina.Layout({name: (len(each),) for name, each in zip(names, flat)})
+    return lamina.Arrays(layout, list(flat), [(number, 0) for number in range(len(flat))])
 
 
 def _places(local: Sequence[torch.Tensor]) -> List[Any]:
