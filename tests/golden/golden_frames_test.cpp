@@ -22,7 +22,8 @@
 #include "lamina/codec.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::golden_frames_test {
+
 using lamina::payload_type;
 
 namespace {
@@ -254,3 +255,5 @@ TEST_CASE("golden frames: the table names every file, and every kind with every 
     files.insert(entry.path().filename().string());
   CHECK(files == named);
 }
+
+}  // namespace lamina_test::golden_frames_test

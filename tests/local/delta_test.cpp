@@ -22,6 +22,8 @@
 #include "steps.hpp"
 #include "support.hpp"
 
+namespace lamina_test::delta_test {
+
 namespace {
 
 using lamina_test::same_bits;
@@ -1124,3 +1126,5 @@ TEST_CASE("local delta: frames of updates are taken where they belong and nowher
   CHECK_FALSE(of_updates.add(bytes));
   CHECK(of_updates.complete());
 }
+
+}  // namespace lamina_test::delta_test

@@ -17,6 +17,8 @@
 #include "steps.hpp"
 #include "support.hpp"
 
+namespace lamina_test::outer_optimizer_test {
+
 namespace {
 
 using lamina_test::same_bits;
@@ -138,3 +140,5 @@ TEMPLATE_TEST_CASE("outer optimizer: a mean whose update would overflow is refus
     }
   }
 }
+
+}  // namespace lamina_test::outer_optimizer_test

@@ -14,7 +14,7 @@
 #include "lamina/local/local.hpp"
 #include "steps.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::allocation_test {
 
 TEST_CASE("allocation: allocations are counted") {
   int* volatile kept = nullptr;  // so that the compiler does not leave the allocation out
@@ -211,3 +211,5 @@ TEST_CASE("allocation: decode allocates by the layout, not by what the bytes cla
   CHECK(error == std::errc::not_enough_memory);
   CHECK(view.layers() == 0);
 }
+
+}  // namespace lamina_test::allocation_test

@@ -17,6 +17,8 @@
 #include "catch.hpp"
 #include "lamina/half.hpp"
 
+namespace lamina_test::buffer_test {
+
 namespace {
 
 using lamina::detail::buffer;
@@ -104,3 +106,5 @@ TEST_CASE("buffer: the memory of an arena, until there is none left") {
   CHECK(static_cast<const void*>(memory.data()) == arena);
   CHECK_THROWS_AS(buffer<float>(1024, &resource), std::bad_alloc);
 }
+
+}  // namespace lamina_test::buffer_test

@@ -14,7 +14,8 @@
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::codec_test {
+
 using lamina::errc;
 using lamina::frame_kind;
 using lamina::payload_type;
@@ -418,3 +419,5 @@ TEST_CASE("codec: an encode that throws leaves no frame, whatever was encoded be
     CHECK(encoder.frame().to_bytes().empty());
   }
 }
+
+}  // namespace lamina_test::codec_test

@@ -12,7 +12,8 @@
 #include "lamina/selection.hpp"
 #include "steps.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::commit_test {
+
 using lamina::payload_type;
 
 TEMPLATE_TEST_CASE("commit: a layer that was cleared whole, sent again and lost by half keeps that half", "",
@@ -182,3 +183,5 @@ TEST_CASE("commit: of what is packed in half the bytes the lost chunks stay as t
   const float y = 0x1p-12F;
   CHECK(residual_of(worker) == std::vector<float>{y, y, y, x, x, x, y, y, y, y});
 }
+
+}  // namespace lamina_test::commit_test

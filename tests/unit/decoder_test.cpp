@@ -9,7 +9,8 @@
 #include "frames.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::decoder_test {
+
 using lamina::errc;
 using lamina::payload_type;
 using lamina::detail::wire_header;
@@ -392,3 +393,5 @@ TEST_CASE("peek: a size that cannot be counted is refused") {
     CHECK(refusal_of_peek(with(number, most)) == errc::bad_payload_size);
   }
 }
+
+}  // namespace lamina_test::decoder_test

@@ -8,7 +8,7 @@
 #include "catch.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::delivery_test {
 
 namespace {
 
@@ -115,3 +115,5 @@ TEST_CASE("delivery: what cannot be is refused by name, and changes nothing") {
   CHECK(throws<std::invalid_argument>([&] { lamina::delivery(chosen, 0); }));
   CHECK(arrived.is_complete());
 }
+
+}  // namespace lamina_test::delivery_test

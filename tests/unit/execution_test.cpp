@@ -6,6 +6,8 @@
 
 #include "catch.hpp"
 
+namespace lamina_test::execution_test {
+
 namespace {
 
 struct pool {
@@ -38,3 +40,5 @@ TEST_CASE("execution: what runs tasks is one, and is heard if it says how many t
   lamina::sequential{}(4, [&](std::size_t task) { ran.push_back(task); });
   CHECK(ran == std::vector<std::size_t>{0, 1, 2, 3});
 }
+
+}  // namespace lamina_test::execution_test

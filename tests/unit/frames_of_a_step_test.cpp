@@ -13,6 +13,8 @@
 #include "lamina/server.hpp"
 #include "lamina/worker.hpp"
 
+namespace lamina_test::frames_of_a_step_test {
+
 namespace {
 
 using bytes = std::vector<std::byte>;
@@ -190,3 +192,5 @@ TEST_CASE("user bytes travel in a frame, up to 64 of them") {
   REQUIRE_THROWS_AS(step.frame(bytes(65)), std::invalid_argument);
   REQUIRE_FALSE(lamina::server<float>(model).add(frame));
 }
+
+}  // namespace lamina_test::frames_of_a_step_test

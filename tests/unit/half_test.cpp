@@ -11,11 +11,12 @@
 #include "catch.hpp"
 #include "support.hpp"
 
+namespace lamina_test::half_test {
+
 using lamina::bfloat16;
 using lamina::float16;
 using lamina::saturating_round;
 using lamina::to_float;
-using namespace lamina_test;
 
 namespace {
 
@@ -154,3 +155,5 @@ TEMPLATE_TEST_CASE("half: what is beyond the largest number becomes it, never in
     }
   }
 }
+
+}  // namespace lamina_test::half_test

@@ -9,7 +9,7 @@
 #include "lamina/lamina.hpp"
 #include "oracle.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::invariant_test {
 
 namespace {
 
@@ -96,3 +96,5 @@ TEST_CASE("invariant 6: an optimizer that touches layers that nobody sent breaks
   }
   CHECK(agreed == !touches_all);
 }
+
+}  // namespace lamina_test::invariant_test

@@ -14,7 +14,7 @@
 #include "catch.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::layout_test {
 
 namespace {
 
@@ -181,3 +181,5 @@ TEST_CASE("layout: copies come and go on several threads") {
   other_thread.join();
   CHECK(model.elements() == 9);
 }
+
+}  // namespace lamina_test::layout_test

@@ -13,7 +13,8 @@
 #include "lamina/lamina.hpp"
 #include "steps.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::loss_test {
+
 using lamina::payload_type;
 using lamina::worker_options;
 
@@ -347,3 +348,5 @@ TEST_CASE("loss: the commit of a complete delivery is commit(), bitwise") {
     }
   }
 }
+
+}  // namespace lamina_test::loss_test

@@ -17,7 +17,7 @@
 #include <xmmintrin.h>
 #endif
 
-using namespace lamina_test;
+namespace lamina_test::numbers_test {
 
 namespace {
 
@@ -263,3 +263,5 @@ TEST_CASE("numbers: float16 is converted alike where denormals are flushed") {
   CHECK(is_same);
 }
 #endif
+
+}  // namespace lamina_test::numbers_test

@@ -13,7 +13,8 @@
 #include "oracle.hpp"
 #include "steps.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::options_test {
+
 using lamina::selector;
 using lamina::tiling;
 using lamina::worker_options;
@@ -291,3 +292,5 @@ TEST_CASE("selector: another number of values, flags or ages is refused, and cha
   CHECK(sent_of(decisions.sent()) == "01");
   CHECK(decisions.threshold() == 2);
 }
+
+}  // namespace lamina_test::options_test

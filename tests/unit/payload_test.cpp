@@ -11,9 +11,10 @@
 #include "frames.hpp"
 #include "lamina/server.hpp"
 
+namespace lamina_test::payload_test {
+
 using lamina::payload_bytes;
 using lamina::payload_type;
-using namespace lamina_test;
 
 namespace {
 
@@ -380,3 +381,5 @@ TEMPLATE_TEST_CASE("payload: parameters beyond a type's range become its largest
     }
   }
 }
+
+}  // namespace lamina_test::payload_test

@@ -13,7 +13,8 @@
 #include "oracle.hpp"
 #include "steps.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::planned_step_test {
+
 using lamina::payload_type;
 
 namespace {
@@ -239,3 +240,5 @@ TEMPLATE_TEST_CASE("planned: nothing is lost, the iterate is the dense one, repl
     }
   }
 }
+
+}  // namespace lamina_test::planned_step_test

@@ -16,7 +16,7 @@
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::reduction_test {
 
 TEST_CASE("reduction: any number of totals is combined as the levels say") {
   std::mt19937 random(41);
@@ -69,3 +69,5 @@ TEMPLATE_TEST_CASE("reduction: one order wherever the totals come from", "", flo
   check(lamina::l2_norm{}, std::sqrt(literal_sum_squares(elements)));
   check(signed_mean{}, literal_sum(elements) / static_cast<double>(elements.size()));
 }
+
+}  // namespace lamina_test::reduction_test

@@ -30,7 +30,7 @@
 #include <pthread.h>
 #endif
 
-using namespace lamina_test;
+namespace lamina_test::refusal_test {
 
 namespace {
 
@@ -348,3 +348,5 @@ TEST_CASE("residual: a gradient takes less than 80 KB of a thread's stack") {
   std::free(stack);
 }
 #endif
+
+}  // namespace lamina_test::refusal_test

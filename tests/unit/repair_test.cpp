@@ -12,7 +12,8 @@
 #include "lamina/server.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::repair_test {
+
 using lamina::element_range;
 
 namespace {
@@ -202,3 +203,5 @@ TEST_CASE("repair: the delivery of another reply is refused by name and changes 
   at.server.commit(1, clock, right);
   CHECK(at.reply(1).sent().sent_elements() == 0);
 }
+
+}  // namespace lamina_test::repair_test

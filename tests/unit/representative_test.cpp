@@ -14,7 +14,7 @@
 #include "lamina/residual.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::representative_test {
 
 namespace {
 
@@ -47,10 +47,14 @@ static_assert(!lamina::representative<adds_in_float>);
 
 }  // namespace
 
+}  // namespace lamina_test::representative_test
+
 template <>
-struct lamina::tensor_traits<either> {
-  static auto elements(const either& t) { return t.memory; }
+struct lamina::tensor_traits<lamina_test::representative_test::either> {
+  static auto elements(const lamina_test::representative_test::either& t) { return t.memory; }
 };
+
+namespace lamina_test::representative_test {
 
 TEST_CASE("representative: a tensor whose type is known at run time gives the bits of its span") {
   std::mt19937 random(7);
@@ -105,3 +109,5 @@ TEMPLATE_TEST_CASE("representative: NaN wins in max_abs, as infinity, wherever i
     }
   }
 }
+
+}  // namespace lamina_test::representative_test

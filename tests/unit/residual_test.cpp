@@ -19,7 +19,7 @@
 #include "residual_cases.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::residual_test {
 
 namespace {
 
@@ -432,3 +432,5 @@ TEMPLATE_TEST_CASE("residual: restore puts back what was saved; NaN, infinity an
   CHECK_NOTHROW(plain.restore(good, {}));
   CHECK(same_bits(plain.elements(), good));
 }
+
+}  // namespace lamina_test::residual_test

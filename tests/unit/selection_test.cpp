@@ -9,7 +9,7 @@
 #include "catch.hpp"
 #include "steps.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::selection_test {
 
 static_assert(std::forward_iterator<lamina::selection::sent_iterator>);
 
@@ -78,3 +78,5 @@ TEST_CASE("selection: layers that do not exist are refused") {
   }
   CHECK(chosen.bitmap()[0] == 0);
 }
+
+}  // namespace lamina_test::selection_test

@@ -16,7 +16,8 @@
 #include "lamina/worker.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::server_test {
+
 using lamina::errc;
 using lamina::frame_kind;
 
@@ -546,3 +547,5 @@ TEST_CASE("apply: what does not fit is refused before anything is written") {
   CHECK(lamina::apply<float>(frame, whole, 1, mine) == 10'008);
   CHECK(mine == parameters);
 }
+
+}  // namespace lamina_test::server_test

@@ -22,7 +22,7 @@
 #include <unistd.h>
 #endif
 
-using namespace lamina_test;
+namespace lamina_test::size_test {
 
 namespace {
 
@@ -339,3 +339,5 @@ TEST_CASE("sizes: a layer of 2^31 + 4097 elements goes from the residual through
   }
 }
 #endif
+
+}  // namespace lamina_test::size_test

@@ -19,10 +19,11 @@
 #include "lamina/worker.hpp"
 #include "steps.hpp"
 
+namespace lamina_test::state_test {
+
 using lamina::errc;
 using lamina::payload_type;
 using lamina::worker_options;
-using namespace lamina_test;
 
 namespace {
 
@@ -612,3 +613,5 @@ TEST_CASE("state: of a model whose layers are all empty it loads as well") {
   send(worker, {{}, {}});
   CHECK(refusal(worker, worker.save()) == errc{});
 }
+
+}  // namespace lamina_test::state_test

@@ -13,7 +13,8 @@
 #include "catch.hpp"
 #include "steps.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::step_test {
+
 using lamina::payload_type;
 
 namespace {
@@ -438,12 +439,16 @@ struct tensor_of_another_library {};
 
 }  // namespace
 
+}  // namespace lamina_test::step_test
+
 template <>
-struct lamina::tensor_traits<tensor_of_another_library> {
-  static std::span<const float> elements(const tensor_of_another_library&) {
+struct lamina::tensor_traits<lamina_test::step_test::tensor_of_another_library> {
+  static std::span<const float> elements(const lamina_test::step_test::tensor_of_another_library&) {
     throw std::runtime_error("the device is gone");
   }
 };
+
+namespace lamina_test::step_test {
 
 TEST_CASE("step: what a tensor's library throws goes on to the caller, and nothing has begun") {
   worker each(model_of({2}));
@@ -451,3 +456,5 @@ TEST_CASE("step: what a tensor's library throws goes on to the caller, and nothi
   CHECK_THROWS_WITH(each.begin().add(0, tensor_of_another_library{}), "the device is gone");
   CHECK(each.steps() == 0);
 }
+
+}  // namespace lamina_test::step_test

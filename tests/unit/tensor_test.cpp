@@ -17,7 +17,7 @@
 #include "catch.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::tensor_test {
 
 namespace {
 
@@ -56,24 +56,31 @@ struct ring : std::vector<T> {
 
 }  // namespace
 
+}  // namespace lamina_test::tensor_test
+
 template <class T>
-requires std::same_as<T, ring<typename T::value_type>>
+requires std::same_as<T, lamina_test::tensor_test::ring<typename T::value_type>>
 struct lamina::tensor_traits<T> {
   static auto elements(const T& t) { return std::span(t).first(1); }
 };
 template <>
-struct lamina::tensor_traits<handle> {
-  static auto elements(const handle& t) { return std::span<float>(t.memory, t.count); }
+struct lamina::tensor_traits<lamina_test::tensor_test::handle> {
+  static auto elements(const lamina_test::tensor_test::handle& t) {
+    return std::span<float>(t.memory, t.count);
+  }
 };
 template <>
-struct lamina::tensor_traits<dynamic_tensor> {
-  static auto elements(const dynamic_tensor& t) { return t.memory; }
+struct lamina::tensor_traits<lamina_test::tensor_test::dynamic_tensor> {
+  static auto elements(const lamina_test::tensor_test::dynamic_tensor& t) { return t.memory; }
 };
 template <>
-struct lamina::tensor_traits<perhaps> {
-  static auto elements(const perhaps& t) { return std::span(t.values); }
-  static bool has_value(const perhaps& t) { return t.is_there; }
+struct lamina::tensor_traits<lamina_test::tensor_test::perhaps> {
+  static auto elements(const lamina_test::tensor_test::perhaps& t) { return std::span(t.values); }
+  static bool has_value(const lamina_test::tensor_test::perhaps& t) { return t.is_there; }
 };
+
+namespace lamina_test::tensor_test {
+
 static_assert(lamina::element<float> && lamina::element<double>);
 static_assert(!lamina::element<int> && !lamina::element<long double> && !lamina::element<const float>);
 static_assert(lamina::tensor<std::vector<float>> && lamina::tensor<const std::vector<double>>);
@@ -193,3 +200,5 @@ TEST_CASE("view: null pointers, negative dimensions and overflow are refused") {
   CHECK(lamina::view(&one, {largest, 2, 0}).empty());
   CHECK(lamina::view(&one, {0, largest, 2}).empty());
 }
+
+}  // namespace lamina_test::tensor_test

@@ -12,7 +12,7 @@
 #include "catch.hpp"
 #include "support.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::threshold_test {
 
 namespace {
 constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
@@ -99,3 +99,5 @@ TEST_CASE("threshold: it is never -0, by R or within a budget") {
   selector.decide(1, std::vector<double>{-0.0, 0.0, -0.0});
   CHECK(same_bits(selector.threshold(), 0.0));
 }
+
+}  // namespace lamina_test::threshold_test

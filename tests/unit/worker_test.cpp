@@ -12,7 +12,7 @@
 #include "lamina/codec.hpp"
 #include "steps.hpp"
 
-using namespace lamina_test;
+namespace lamina_test::worker_test {
 
 namespace {
 
@@ -169,3 +169,5 @@ TEST_CASE("worker: a model without layers, and an option outside its range, are 
   refused({.payload = static_cast<lamina::payload_type>(99)}, "payload");
   refused({.always_sent = {1}}, "layer 1");
 }
+
+}  // namespace lamina_test::worker_test

@@ -1,5 +1,0 @@
-// SPDX-License-Identifier: MIT
-#include "unit/library.hpp"
-
-LAMINA_TEST_INSTANCES(, float);
-LAMINA_TEST_INSTANCES(, double);
