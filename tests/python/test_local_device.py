@@ -332,13 +332,14 @@ def load_merged(directory, saved_ranks):
     for backend in ("cpu", "torch"):
         states = [torch.load(f"{directory}/{backend}{rank}") for rank in range(saved_ranks)]
         loaded[backend] = wrapped_alike(backend)
-        loaded[backend][1].load_state_dict(lamina.torch.merge_states(states, dist.get_world_size()))
+        merged = lamina.torch.merge_states(states, dist.get_world_size())
+        damaged = copy.deepcopy(merged)
+        loaded[backend][1].load_state_dict(merged)
     for number in range(8, 14):
         for one, other in zip(sum(bits(*loaded["cpu"]), []), sum(bits(*loaded["torch"]), [])):
             assert torch.equal(one, other)
         for each in loaded.values():
             step(*each, number)
-    damaged = lamina.torch.merge_states(states, dist.get_world_size())
     damaged["local_updates"]["momentum"] = damaged["local_updates"]["momentum"][1:]
     with pytest.raises(ValueError, match="elements of all slices, the model has"):
         loaded["torch"][1].load_state_dict(damaged)
