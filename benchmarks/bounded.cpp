@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What do packets cost? Of one frame of the whole of ResNet-50 in chunks of 1,408 bytes: cutting it, cutting, checking and placing
-// its packets at both ends, beside copying and hashing the same bytes once; and commits of what has arrived.
+// its packets at both ends, compared with copying and hashing the same bytes once; and commits of what has arrived.
 
 #include <benchmark/benchmark.h>
 #include <time.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What do frames cost? Encoding as segments and in one piece, decoding, restoring, publishing, beside a copy of as many
+// What do frames cost? Encoding as segments and in one piece, decoding, restoring, publishing, compared with a copy of as many
 // bytes as the frame has.
 
 #include <benchmark/benchmark.h>

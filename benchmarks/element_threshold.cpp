@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What does a threshold over layers cost beside one over elements? All are searched in a residual that is there already,
+// What does a threshold over layers cost compared with one over elements? All are searched in a residual that is there already,
 // for 5 % to be sent: Algorithm 1 with and without the pass that takes the layers' values, an exact selection, a
 // sample, a histogram, and two laws fitted.
 

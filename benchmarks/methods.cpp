@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What does a whole step of a worker cost, and what does the receiver have for it? Residual, selection and message of
-// lamina and of what others do, at several shares sent, beside a copy of the gradient and the plain addition.
+// lamina and of what others do, at several shares sent, compared with a copy of the gradient and the plain addition.
 
 #include <benchmark/benchmark.h>
 

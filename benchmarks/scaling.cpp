@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How does a step grow: with the number of elements, with that of layers, and with threads at each size? Beside the plain
+// How does a step grow: with the number of elements, with that of layers, and with threads at each size? Compared with the plain
 // addition of as many elements.
 
 #include <benchmark/benchmark.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What does the server's pass cost for W workers: the mean of their frames and a step of SGD, beside the same over dense
+// What does the server's pass cost for W workers: the mean of their frames and a step of SGD, compared with the same over dense
 // gradients? Each step finds its frames and the parameters in memory and not in the caches; the workers' choices differ as in training.
 
 #include <benchmark/benchmark.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What does a step of a worker cost beside the addition that has to happen anyway?
+// What does a step of a worker cost compared with the addition that has to happen anyway?
 
 #include <cstddef>
 #include <span>

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 # The components of the package: an adapter in lamina/adapt/, lamina/cuda/, lamina/collectives/ or lamina/udp/, and the package it needs.
-# Used by the build and, installed beside the package configuration, by consumers.
+# Used by the build and, installed with the package configuration, by consumers.
 set(LAMINA_COMPONENTS xtensor eigen torch dlpack cuda collectives udp)
 set(lamina_xtensor_package xtensor)
 set(lamina_eigen_package Eigen3)

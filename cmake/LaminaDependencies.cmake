@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# The header that lamina needs: an include directory is all that it is. Used by the build and, installed beside the package
+# The header that lamina needs: an include directory is all that it is. Used by the build and, installed with the package
 # configuration, by consumers, which both look at LAMINA_MISSING. xxHash mostly comes without a CMake package of its own.
 find_path(LAMINA_XXHASH_INCLUDE_DIR xxhash.h)
 mark_as_advanced(LAMINA_XXHASH_INCLUDE_DIR)

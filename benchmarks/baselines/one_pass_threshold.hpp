@@ -125,7 +125,7 @@ class one_pass : public method {
   }
 
   std::vector<float> scratch_;
-  std::size_t touched_ = 0;  // beside the pass, in this step
+  std::size_t touched_ = 0;  // besides those of the pass, in this step
 
  private:
   static constexpr std::size_t room = 16;  // that a whole register may be written behind the last number

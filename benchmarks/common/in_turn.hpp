@@ -18,7 +18,7 @@ inline std::size_t last_level_cache_bytes() {
 }
 
 /// Counts sets of memory that are used in turn until they are so many that the last-level cache has none of one when its turn
-/// comes: two at least, and one and a half times that cache beside the one that is used, whichever it is.
+/// comes: two at least, and one and a half times that cache besides the one that is used, whichever it is.
 class sets_in_turn {
  public:
   /// No further set is asked for that would make them more than `most_bytes`, if it is as large as the largest.

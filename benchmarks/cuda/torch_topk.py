@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""torch.topk of 1 % of ResNet-50's gradients on a GPU, beside a copy that moves as many bytes as a worker's step."""
+"""torch.topk of 1 % of ResNet-50's gradients on a GPU, compared with a copy that moves as many bytes as a worker's step."""
 
 import statistics
 import sys

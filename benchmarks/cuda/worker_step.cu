@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What does a worker's step cost on a GPU, beside a copy that moves as many bytes? Without Google Benchmark, which machines
+// What does a worker's step cost on a GPU, compared with a copy that moves as many bytes? Without Google Benchmark, which machines
 // with a GPU may lack: all contestants take turns, medians of events on one stream. Prints a table and writes CSV.
 #include <cuda_runtime_api.h>
 #include <thrust/copy.h>

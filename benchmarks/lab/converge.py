@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Trains ResNet-50 with each setting and several seeds, and says what each costs in bytes and in accuracy, beside the run that sends everything.
+"""Trains ResNet-50 with each setting and several seeds, and says what each costs in bytes and in accuracy, compared with the run that sends everything.
 Runs that are there already are not repeated."""
 
 import argparse

@@ -47,7 +47,7 @@ def a_step(module: torch.nn.Module, network: PacedNetwork, optimizer: torch.opti
     loss = module(torch.zeros(1, requires_grad=True))
     loss.backward()
     waited = time.monotonic() - network.pace.woke
-    network.pace.woke += waited  # waiting is no computation: what is left of that goes on beside it
+    network.pace.woke += waited  # waiting is no computation: what is left of that goes on meanwhile
     network.end_of_step()
     optimizer.step()
     return {"total_seconds": time.monotonic() - begin, "exposed_seconds": waited}

@@ -11,7 +11,7 @@ import subprocess
 QUEUE_MS = 50
 BURST_SECONDS = 0.002
 BURST_BYTES_AT_LEAST = 256 * 1024
-# Where the queue is said in bytes: what a full bucket lets through without a queue must be small beside it.
+# Where the queue is said in bytes: what a full bucket lets through without a queue must be small compared with it.
 SHORT_BURST_SECONDS = 0.00025
 SHORT_BURST_BYTES_AT_LEAST = 32 * 1024
 PACKET_BYTES = 1514

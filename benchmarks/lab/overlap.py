@@ -190,7 +190,7 @@ def verdict(results: list[Result], of: Result) -> str:
     return f"{word}{ratio:.2f} of {best.row}"
 
 
-HEAD = ("", "step s", "least to most", "step - C", "waited s", "hidden s", "sent MB", "bytes / goodput s", "over the best rival", "steps", "load")
+HEAD = ("", "step s", "least to most", "step - C", "waited s", "hidden s", "sent MB", "bytes / goodput s", "over the best baseline", "steps", "load")
 
 
 def cells_of(results: list[Result], each: Result) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ def with_legend(figure, axes) -> plt.Figure:
 
 
 def drawn_groups(results):
-    """What there are pictures of: not of trials, which would stand for schemes that nobody has, nor of a row that has nothing beside it."""
+    """What there are pictures of: not of trials, which would stand for schemes that nobody has, nor of a row that has nothing to be compared with."""
     groups = report.outcomes([each for each in results if not report.is_trial(each.row)])
     return {key: of for key, of in groups.items() if len(of) > 1} or groups
 

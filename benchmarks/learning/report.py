@@ -54,10 +54,10 @@ def read(directory: pathlib.Path) -> list[Result]:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """Of a scheme: the tuned numbers with which it was best on the seed of tuning, and the runs with these."""
+    """Of a scheme: the tuned numbers with which it was best on the tuning seed, and the runs with these."""
 
     runs: list[Result]
-    tried: int  #: settings on the seed of tuning
+    tried: int  #: settings on the tuning seed
     is_inside: bool  #: of the learning rates that were tried some are smaller and some larger
     all_runs: list[Result]  #: with any of the tuned numbers
 
@@ -138,13 +138,13 @@ def family(row: Row) -> str:
 
 def is_trial(row: Row) -> bool:
     """Whether it has what neither a paper nor the library has, but that was tried to find something out."""
-    return (any(getattr(row, field) != getattr(Row, field) for field in ("drift_kept", "left_kept", "unsent", "sends"))
+    return (any(getattr(row, field) != getattr(Row, field) for field in ("delta_kept", "left_kept", "unsent", "sends"))
             or row.payload in ("int1", "int2", "top1", "top2", "top4") or row.optimizer == "adamw_of_mean")
 
 
 def title(row: Row) -> str:
     """The same, and what it was told, without what was tuned."""
-    is_averaged = row.scheme == "local" and row.choice == "all" and not row.outer_momentum  # which is not DiLoCo's outer step
+    is_averaged = row.scheme == "local" and row.choice == "all" and not row.outer_momentum  # which is not DiLoCo's outer optimizer
     words = [family(row).replace("(DiLoCo)", "(averaged)") if is_averaged else family(row)]
     if row.workers > 1 and row.scheme not in OWN_PAYLOAD:
         words.append(row.payload.replace("as_is", "fp32"))
@@ -154,7 +154,7 @@ def title(row: Row) -> str:
         words += [f"at least every {row.at_least_every} steps"] if row.at_least_every else []
         words += [{"fading": "momentum fades", "steps": "momentum in time"}[row.outer_clock]] if row.outer_clock != Row.outer_clock else []
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
-        words += [f"{row.drift_kept:g} of a drift kept"] if row.drift_kept != Row.drift_kept else []
+        words += [f"{row.delta_kept:g} of a local delta kept"] if row.delta_kept != Row.delta_kept else []
         words += [f"{row.delay} step{'s' if row.delay > 1 else ''} later"] if row.delay else []
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []

@@ -18,7 +18,7 @@ class Row:
     optimizer: str = "adamw"  #: of optimizers.OPTIMIZERS; demo and onebit are optimizers of their own
     payload: str = "as_is"  #: of what is sent, both ways, of payload.PAYLOADS
     part: int = 4096  #: elements of a fragment at most; a multiple of 4,096
-    drop_ratio: float = 0.95  #: of gradients: the share of the elements that is held back
+    drop_ratio: float = 0.95  #: of gradients: the share of the elements that is dropped
     clipped: str = "arrived"  #: of gradients, powersgd and scalecom: "arrived", what came together; or "gradients", each before that
     correction: float = 0.0  #: of gradients and dgc: momentum of each worker in its residual, cleared with what is sent; wants sgd
     held_back: str = "zeros"  #: of gradients: to the optimizer of dropped fragments; or "nothing", so that they and its state stand still
@@ -41,7 +41,7 @@ class Row:
     at_least_every: int = 0  #: of choice=value: a fragment that was dropped for so many steps goes out whatever its value; 0: never
     traffic: float = 0.01  #: of local: the bytes each way over those of the dense run, headers and values included, at most
     delay: int = 0  #: of local: steps between sending a fragment and its arrival
-    drift_kept: float = 1.0  #: of local: of a local delta, what is left after each step; 1: all of it
+    delta_kept: float = 1.0  #: of local: of a local delta, what is left after each step; 1: all of it
     outer_rate: float = 0.7  #: of local and sparseloco, whose paper has 1
     outer_momentum: float = 0.9  #: of local
     outer_clock: str = "sends"  #: of local: what the outer momentum counts, of schemes.CLOCKS
@@ -57,7 +57,7 @@ class Row:
         for field in ("drop_ratio", "correction", "momentum_kept"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"{field} must lie in [0, 1), got {getattr(self, field)}")
-        for field in ("share", "low_pass", "left_kept", "drift_kept"):
+        for field in ("share", "low_pass", "left_kept", "delta_kept"):
             if not 0 < getattr(self, field) <= 1:
                 raise ValueError(f"{field} must lie in (0, 1], got {getattr(self, field)}")
         if not self.traffic > 0:

@@ -110,21 +110,21 @@ CLOCKS = {
 
 class Local:
     """Local updates. Each worker steps with its own optimizer at once, on its own y. What it did that the others have not seen is its
-    delta, shared - y. Chosen fragments of the local deltas are sent and averaged, and an outer step brings them into the shared parameters; the
+    delta, shared - y. Chosen fragments of the local deltas are sent and averaged, and an outer optimizer brings them into the shared parameters; the
     worker is shifted by what it sent and by what came back, so that the rest of its delta stays. By the row it may fade: workers are then
     drawn to the shared parameters, as in elastic averaging (Zhang et al., arXiv 1412.6651), where these are drawn to the workers, too."""
 
     def __init__(self, task, row):
         self.task, self.row = task, row
-        if row.drift_kept != 1 and row.delay:
-            raise ValueError(f"drift_kept={row.drift_kept:g} is for delay=0: what is under way must not fade")
+        if row.delta_kept != 1 and row.delay:
+            raise ValueError(f"delta_kept={row.delta_kept:g} is for delay=0: what is under way must not fade")
         self.replicas = Replicas(task, row, row.workers)
         self.fragments = Fragments(task.shapes(), row)
         self.clock = named(CLOCKS, row, "outer_clock")
         self.choice = named(CHOICES, row, "choice")(row, self.fragments)
         self.shared = self.replicas.y[0].clone()
         self.momentum = torch.zeros_like(self.shared)
-        self.rounding = torch.zeros_like(self.shared)  # what rounding took of the outer steps, kept by who computes them
+        self.rounding = torch.zeros_like(self.shared)  # what rounding took of the outer optimizer's updates, kept by who computes them
         self.under_way: list[tuple] = []  # (step of arrival, fragments, what each worker sent of them), in that order
         self.came = np.full(len(self.fragments.sizes), float(row.delay))  # the step in which each fragment last did
         self.times = np.zeros(len(self.fragments.sizes), int)  # that it did
@@ -135,8 +135,8 @@ class Local:
         self.replicas.step(gradients, rate)
         result = Step(float(losses.mean()), self.choice.value_bytes, self.choice.value_bytes)
         self.arrive(step, result)
-        if self.row.drift_kept != 1:
-            self.replicas.y.lerp_(self.shared, 1 - self.row.drift_kept)
+        if self.row.delta_kept != 1:
+            self.replicas.y.lerp_(self.shared, 1 - self.row.delta_kept)
         is_held = bytearray(len(self.fragments.sizes))
         for _, fragments, _ in self.under_way:
             for fragment in fragments:
@@ -207,7 +207,7 @@ SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": P
            "dgc": Dgc, "scalecom": ScaleCom, "demo": DeMo, "onebit": OneBitAdam}
 # What a scheme reads of a row besides its first fields.
 READS = {"dense": "optimizer", "gradients": "optimizer payload part drop_ratio clipped correction held_back",
-         "local": "optimizer payload part choice value age_power at_least_every traffic delay drift_kept outer_rate outer_momentum outer_clock",
+         "local": "optimizer payload part choice value age_power at_least_every traffic delay delta_kept outer_rate outer_momentum outer_clock",
          "powersgd": "optimizer payload clipped rank dense_steps", "sparseloco": "optimizer interval top averaged left_kept unsent sends share answer outer_rate",
          "dgc": "optimizer payload correction share ramp_steps", "scalecom": "optimizer payload clipped share low_pass",
          "demo": "payload top momentum_kept", "onebit": "dense_steps"}

@@ -118,7 +118,7 @@ class Progress:
 
 
 def train(task, scheme, row, snapshot: pathlib.Path) -> dict:
-    """Trains to the end, from the snapshot if there is one, and with the same bits either way; returns the result, ready for JSON."""
+    """Trains to the end, from the snapshot if there is one, and bitwise the same either way; returns the result, ready for JSON."""
     progress = Progress()
     if snapshot.exists():
         saved = torch.load(snapshot, weights_only=False)

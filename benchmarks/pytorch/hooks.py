@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """One rank of the comparison of DDP's communication hooks: started by `run`, which says where and how many.
 
-All hooks take turns in one run, so that drift hits all alike: in each round every hook gets a fresh DDP object, a few steps
+All hooks take turns in one run, so that what changes with time hits all alike: in each round every hook gets a fresh DDP object, a few steps
 that do not count, and a few that do.
 """
 

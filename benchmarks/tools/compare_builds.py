@@ -54,7 +54,7 @@ def measure(builds: tuple[pathlib.Path, pathlib.Path], rounds: int, quick: bool,
 
 
 def build_of(what: str, say) -> pathlib.Path:
-    """A build directory as it is; a commit, checked out beside the working tree and built there."""
+    """A build directory as it is; a commit, checked out next to the working tree and built there."""
     if (pathlib.Path(what) / "benchmarks").is_dir() and (pathlib.Path(what) / "CMakeCache.txt").exists():
         return pathlib.Path(what)
 
@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small sizes")
     given = parser.parse_args()
     if given.rounds < 3:
-        parser.error("--rounds: at least three, or nothing can be told from noise")
+        parser.error("--rounds: at least three, or nothing can be distinguished from noise")
 
     builds = (build_of(given.first, command.say), build_of(given.second, command.say))
     differences = measure(builds, given.rounds, given.quick, given.only, given.filter,

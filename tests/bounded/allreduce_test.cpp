@@ -153,7 +153,7 @@ class group {
       return true;
     });
   }
-  /// Oracle 2: what all replicas have moved by is the mean of what was delivered, so dense SGD less the residuals.
+  /// Invariant 2: what all replicas have moved by is the mean of what was delivered, so dense SGD less the residuals.
   bool has_moved_by_what_was_delivered() const {
     for (std::size_t part = 0; part < fragments_.layers(); ++part) {
       for (std::size_t i = 0; i < fragments_.sizes()[part]; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Parameters that a lossy network has lost: what is pending becomes chunks of the next frame, or repairs beside it.
+// Parameters that a lossy network has lost: what is pending becomes chunks of the next frame, or repairs sent with it.
 #include <algorithm>
 #include <array>
 
@@ -150,13 +150,13 @@ TEST_CASE("owed: ranges take the chunks in which they lie, and others are refuse
   CHECK(within.required[1].index == 2);
   CHECK(within.repairs.empty());
 
-  const auto beside = owed({5, 16, 330});
-  CHECK(beside.required.empty());
-  REQUIRE(beside.repairs.size() == 1);
-  CHECK(beside.repairs[0].begin == 16);
-  CHECK(beside.repairs[0].elements.data() == reinterpret_cast<const std::byte*>(&made.values[5][16]));
-  CHECK(beside.repairs[0].elements.size() == (330 - 16) * sizeof(float));
-  CHECK(bounded::duties_of(chunks, beside).size() == 20);
+  const auto outside = owed({5, 16, 330});
+  CHECK(outside.required.empty());
+  REQUIRE(outside.repairs.size() == 1);
+  CHECK(outside.repairs[0].begin == 16);
+  CHECK(outside.repairs[0].elements.data() == reinterpret_cast<const std::byte*>(&made.values[5][16]));
+  CHECK(outside.repairs[0].elements.size() == (330 - 16) * sizeof(float));
+  CHECK(bounded::duties_of(chunks, outside).size() == 20);
   CHECK(owed({5, 321, 322}).repairs[0].elements.size() == 10 * sizeof(float));  // the last chunk is shorter
 
   using Catch::Matchers::Contains;

@@ -100,9 +100,9 @@ class simulated_link {
         check_(test_secret) {}
 
   /// One transfer from its beginning until the sender has STOP, or an end fails. The receiver's last frame is released before.
-  void transfer(const bounded::frame_chunks& chunks, const bounded::obligations& beside = {}) {
+  void transfer(const bounded::frame_chunks& chunks, const bounded::obligations& owed = {}) {
     receiver.release(now);
-    sender.begin(chunks, beside);
+    sender.begin(chunks, owed);
     run([this] { return !sender.is_under_way(); });
   }
 

@@ -147,7 +147,7 @@ TEST_CASE("transfer: a frame without chunks ends without a round") {
   }
 }
 
-TEST_CASE("transfer: repairs arrive beside the frame") {
+TEST_CASE("transfer: repairs arrive with the frame") {
   std::mt19937 random(45);
   const lamina::layout model = model_of({100, 64, 30, 8});
   const auto grid = chunk_grid::of<double>(model, payload_type::as_is, 16);

@@ -44,7 +44,7 @@ struct memory_options {
   /// A message takes so many calls of progress() at most, drawn for each, at either end; those of one sender and receiver stay in
   /// order. It is copied as late as it can be.
   unsigned most_delay = 0;
-  /// Called for each message with its bytes as they have arrived; asked again in a later progress() where it is held back. Called under
+  /// Called for each message with its bytes as they have arrived; asked again in a later progress() where it is withheld. Called under
   /// the network's lock.
   std::function<fate(const seen_message&)> interfere = {};
 };

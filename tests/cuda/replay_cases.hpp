@@ -16,7 +16,7 @@
 /// Launches that graphs repeat, where the host does not see their order.
 namespace lamina_test {
 
-/// Launches of all calls of a step, in any order, beside a CPU that does the ones in order alone: frames, residuals and
+/// Launches of all calls of a step, in any order, compared with a CPU that does the ones in order alone: frames, residuals and
 /// gradients are the same after each, and last_step() tells whether there was one out of order.
 template <class Execution>
 void replays_lose_nothing(const Execution& execution, lamina::worker_options options) {

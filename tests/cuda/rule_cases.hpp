@@ -145,7 +145,7 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
   }
 }
 
-/// As many layers as a large model has parts: beside the CPU, where R and a budget end among layers that are tied.
+/// As many layers as a large model has parts: compared with the CPU, where R and a budget end among layers that are tied.
 template <class Execution>
 void decides_among_many(const Execution& execution) {
   constexpr std::size_t layers = 100'000;

@@ -49,7 +49,7 @@ worker_options options_of(input& in, bool& is_valid) {
   return options;
 }
 
-// Which kinds of gradients a run has. Integers keep sums exact, so that conservation can be told from what was sent.
+// Which kinds of gradients a run has. Integers keep sums exact, so that conservation can be judged by what was sent.
 enum class gradients { integers, fractions, any };
 
 template <class T>

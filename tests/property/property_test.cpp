@@ -14,7 +14,7 @@
 
 #include "catch.hpp"
 #include "lamina/lamina.hpp"
-#include "oracle.hpp"
+#include "invariants.hpp"
 
 using namespace lamina_test;
 using lamina::worker_options;

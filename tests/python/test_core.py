@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""lamina without torch: against the oracle, and what it refuses."""
+"""lamina without torch: against the literal method, and what it refuses."""
 
 import random
 import subprocess
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import lamina
-import oracle
+import literal
 
 
 def any_layout(seed):
@@ -25,7 +25,7 @@ def test_a_step_is_algorithm_1(seed):
     cut = 4096 * (seed % 3)
     ratio = float(draw.uniform(0.1, 0.99))
     worker = lamina.Worker(layout, drop_ratio=ratio, fragment_elements=cut)
-    paper = oracle.Workers(1, layout.sizes, ratio, cut)
+    paper = literal.Workers(1, layout.sizes, ratio, cut)
     for _ in range(4):
         gradients = [draw.standard_normal(size).astype(np.float32) for size in layout.sizes]
         step = worker.add(gradients)
@@ -33,7 +33,7 @@ def test_a_step_is_algorithm_1(seed):
         sent = step.select()
         means, expected = paper.step([gradients])
         assert sent == expected
-        assert values == pytest.approx([oracle.mean_abs(part) for part in
+        assert values == pytest.approx([literal.mean_abs(part) for part in
                                         parts_before(paper, means, expected, cut)], rel=1e-6)
         packed = np.empty(step.sent_elements, np.float32)
         step.pack(packed)
@@ -55,14 +55,14 @@ def parts_before(paper, means, sent, cut):
             index += 1
 
 
-def test_the_oracle_in_descending_order_is_another():
+def test_the_literal_method_in_descending_order_is_another():
     values, sizes = [1.0, 2.0, 3.0], [10, 10, 10]
-    assert oracle.threshold(values, sizes, 0.5) != oracle.threshold(values, sizes, 0.9, descending=True)
+    assert literal.threshold(values, sizes, 0.5) != literal.threshold(values, sizes, 0.9, descending=True)
     worker = lamina.Worker(lamina.Layout({"a": (10,), "b": (10,), "c": (10,)}), drop_ratio=0.5)
     step = worker.add([np.full(10, value, np.float32) for value in values])
     step.select()
-    assert worker.threshold == oracle.threshold(values, sizes, 0.5) == 2.0
-    assert worker.threshold != oracle.threshold(values, sizes, 0.9, descending=True)
+    assert worker.threshold == literal.threshold(values, sizes, 0.5) == 2.0
+    assert worker.threshold != literal.threshold(values, sizes, 0.9, descending=True)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 import lamina
 import lamina.torch
 import models
-import oracle
+import literal
 import ranks
 
 BACKENDS = ["cpu", "torch"]
@@ -79,16 +79,16 @@ def test_ratio_zero_is_ddp_with_accumulation_channels_last_and_adam():
     ranks.run(2, dense_otherwise)
 
 
-# --- the oracle ---
+# --- against the literal method ---
 
 SHAPES = [(64, 100), (100,), (9000,), (30, 7), (1,), (17, 3, 3)]
 
 
-def against_oracle(world_gradients, options, backend):
+def against_literal(world_gradients, options, backend):
     shapes, rank, world = SHAPES, dist.get_rank(), dist.get_world_size()
     model = models.Weights(*shapes)
     ddp, state = models.dropping(model, {"bucket_cap_mb": 0.01}, backend=backend, **options)
-    paper = oracle.Workers(world, [int(np.prod(shape)) for shape in shapes], options["drop_ratio"],
+    paper = literal.Workers(world, [int(np.prod(shape)) for shape in shapes], options["drop_ratio"],
                            options.get("fragment_elements", 0))
     kept = 0
     for step in range(1, 31):
@@ -107,15 +107,15 @@ def against_oracle(world_gradients, options, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "fragment_elements": 4096}], ids=["whole", "parts"])
-def test_every_gradient_is_the_oracles(options, backend):
-    ranks.run(2, against_oracle, models.whole_numbers, options, backend)
+def test_every_gradient_is_that_of_the_literal_method(options, backend):
+    ranks.run(2, against_literal, models.whole_numbers, options, backend)
 
 
 def by_bucket():
     """The negative control: the threshold of each bucket gives other gradients than that of the whole model."""
     sizes = [int(np.prod(shape)) for shape in SHAPES]
-    whole = oracle.Workers(2, sizes, 0.9)
-    single = [oracle.Workers(2, [size], 0.9) for size in sizes]
+    whole = literal.Workers(2, sizes, 0.9)
+    single = [literal.Workers(2, [size], 0.9) for size in sizes]
     differs = False
     for step in range(1, 31):
         given = [[each.flatten().numpy() for each in models.whole_numbers(SHAPES, step, rank)] for rank in range(2)]
@@ -125,7 +125,7 @@ def by_bucket():
     return differs
 
 
-def test_the_oracle_by_bucket_is_another():
+def test_the_literal_method_by_bucket_is_another():
     assert by_bucket()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Local updates without torch: against an oracle by numpy, and what is refused."""
+"""Local updates without torch: against the literal method by numpy, and what is refused."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import lamina
 
 
 class Workers:
-    """Local updates once more, by numpy and word for word: value times waiting chooses one part after the other as far as they fit."""
+    """Local updates once more, by numpy and word for word: score selects one part after the other as far as they fit."""
 
     def __init__(self, world, sizes, budget, rate, momentum, waits=True):
         self.sizes, self.rate, self.momentum, self.waits = sizes, rate, momentum, waits
@@ -43,11 +43,11 @@ class Workers:
 
 @pytest.mark.parametrize("waits", [True, False])
 @pytest.mark.parametrize("world", [1, 3])
-def test_local_updates_are_those_of_the_oracle(world, waits):
+def test_local_updates_are_those_of_the_literal_method(world, waits):
     draw = np.random.default_rng(world)
     sizes = [64, 64, 64, 64, 64, 64, 64, 64]
     layout = lamina.Layout({str(l): (size,) for l, size in enumerate(sizes)})
-    oracle = Workers(world, sizes, 0.25, 0.7, 0.9, waits)
+    literal = Workers(world, sizes, 0.25, 0.7, 0.9, waits)
     workers = [lamina.LocalDelta(layout, send_budget=0.25, by_score=waits)
                for _ in range(world)]
     outers = [lamina.OuterOptimizer(layout, rate=0.7, momentum=0.9) for _ in range(world)]
@@ -59,7 +59,7 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
             for l, size in enumerate(sizes):
                 move = (draw.standard_normal(size) * (l + 1)).astype(np.float32)
                 y[w][l] += move
-                oracle.y[w][l] += move
+                literal.y[w][l] += move
         for w, worker in enumerate(workers):
             worker.observe_all(x[w], y[w])
         agreed = np.mean([np.array(worker.values()) for worker in workers], axis=0)
@@ -69,8 +69,8 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
             packed.append(np.empty(worker.sent_elements, np.float32))
             worker.pack(x[w], y[w], packed[w])
             worker.commit()
-        waited = max([waited, *(t - oracle.came[part] for part in sent)])
-        assert sent == oracle.step(t), t
+        waited = max([waited, *(t - literal.came[part] for part in sent)])
+        assert sent == literal.step(t), t
         mean = np.mean(packed, axis=0, dtype=np.float32)
         for w, worker in enumerate(workers):
             d = mean.copy()
@@ -78,10 +78,10 @@ def test_local_updates_are_those_of_the_oracle(world, waits):
             worker.apply(t, d, x[w], y[w])
             for l in range(len(sizes)):
                 np.testing.assert_array_equal(x[w][l], x[0][l])
-                np.testing.assert_allclose(x[w][l], oracle.x[l], rtol=1e-3, atol=1e-3)
-                # The oracle's own: what rounding makes of it must not add up into another choice.
-                oracle.x[l][:] = x[w][l]
-                oracle.y[w][l][:] = y[w][l]
+                np.testing.assert_allclose(x[w][l], literal.x[l], rtol=1e-3, atol=1e-3)
+                # Its own: what rounding makes of it must not add up into another choice.
+                literal.x[l][:] = x[w][l]
+                literal.y[w][l][:] = y[w][l]
     assert waited > 8
 
 

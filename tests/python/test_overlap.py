@@ -131,7 +131,7 @@ def started_when(overlap):
         backward(ddp, model, models.whole_numbers(SHAPES, 2, dist.get_rank()))
     finally:
         dist.all_reduce = all_reduce
-    assert "bucket" in events  # beside the last one
+    assert "bucket" in events  # besides the last one
     first = next(index for index, event in enumerate(events) if event.startswith("gradients"))
     assert (first < events.index("last bucket")) == overlap
     assert events[first] == "gradients, " + ("async" if overlap else "waited for")

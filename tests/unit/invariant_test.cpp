@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Negative controls of oracle.hpp: each invariant notices what breaks it. tests/property has random runs that break none.
+// Negative controls of invariants.hpp: each invariant notices what breaks it. tests/property has random runs that break none.
 #include <memory>
 #include <random>
 #include <vector>
@@ -7,7 +7,7 @@
 #include "accumulate.hpp"
 #include "catch.hpp"
 #include "lamina/lamina.hpp"
-#include "oracle.hpp"
+#include "invariants.hpp"
 
 namespace lamina_test::invariant_test {
 

@@ -10,7 +10,7 @@
 #include "catch.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/layout.hpp"
-#include "oracle.hpp"
+#include "invariants.hpp"
 #include "steps.hpp"
 
 namespace lamina_test::options_test {

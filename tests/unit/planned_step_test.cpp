@@ -10,7 +10,7 @@
 
 #include "catch.hpp"
 #include "lamina/selection.hpp"
-#include "oracle.hpp"
+#include "invariants.hpp"
 #include "steps.hpp"
 
 namespace lamina_test::planned_step_test {

@@ -133,7 +133,7 @@ def test_momentum_of_fragments_that_are_not_sent_stands_still():
                                   "scheme=onebit dense_steps=3",
                                   "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=local choice=turn delay=1 traffic=0.4",
                                   "scheme=local optimizer=sgd age_power=1 outer_clock=steps outer_momentum=0.5 traffic=0.4",
-                                  "scheme=local choice=all traffic=0.4 drift_kept=0.9", "scheme=local optimizer=adamw_of_mean traffic=0.4"])
+                                  "scheme=local choice=all traffic=0.4 delta_kept=0.9", "scheme=local optimizer=adamw_of_mean traffic=0.4"])
 def test_saved_and_resumed_is_the_uninterrupted_run(text):
     """L6, with fragments under way."""
     whole, first, second = (made(f"optimizer=adamw {text}") for _ in range(3))
@@ -154,7 +154,7 @@ def test_saved_and_resumed_is_the_uninterrupted_run(text):
 
 def test_a_local_delta_may_fade():
     """What a worker had not sent, and what it has just done; and fragments go out as they are then."""
-    scheme = made("scheme=local drift_kept=0.75 traffic=0.4 outer_rate=1 outer_momentum=0")
+    scheme = made("scheme=local delta_kept=0.75 traffic=0.4 outer_rate=1 outer_momentum=0")
     sent = Sent(scheme)
     for step in range(1, 10):
         had = 0.75 * (scheme.shared - scheme.replicas.y + RATE * scheme.task.drawn[step - 1])
@@ -199,7 +199,7 @@ def test_dropped_gradients_are_the_librarys_own(correction):
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize("by_score, power", [(False, 0), (True, 1)])
 def test_local_updates_are_the_librarys_own(delay, by_score, power):
-    """Choice, outer step and shift of W compressors."""
+    """Choice, outer optimizer and shift of W compressors."""
     scheme = made(f"scheme=local payload=int8 delay={delay} age_power={power} outer_clock=sends outer_rate=0.7 outer_momentum=0.9 "
                   "traffic=0.2 steps=40")
     period = scheme.choice.period
@@ -417,8 +417,8 @@ def test_bytes_are_within_what_was_asked(choice, payload, traffic):
 @pytest.mark.parametrize("text, said", [
     ("scheme=local traffic=0.01", "traffic=0.01: headers and values alone are 10.9"),
     ("scheme=local choice=all delay=2 traffic=1", "everything goes out every 2 steps"),
-    ("scheme=local drift_kept=0.9 delay=1 traffic=1", "drift_kept=0.9 is for delay=0"),
-    ("scheme=local drift_kept=0", "drift_kept must lie in"),
+    ("scheme=local delta_kept=0.9 delay=1 traffic=1", "delta_kept=0.9 is for delay=0"),
+    ("scheme=local delta_kept=0", "delta_kept must lie in"),
     ("scheme=local choice=best", "choice must be one of value, turn, all, got 'best'"),
     ("scheme=local value=mean", "value must be one of mean_abs"),
     ("scheme=local payload=int3", "payload must be one of as_is"),

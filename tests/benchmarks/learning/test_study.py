@@ -227,7 +227,7 @@ def test_bytes_are_drawn_with_the_distance_to_the_dense_run(tmp_path):
     assert "2,000 steps" in drawn and "2,500 steps" not in drawn
 
 
-@pytest.mark.parametrize("trial", ["payload=top2", "payload=int1", "payload=int4 optimizer=adamw_of_mean", "payload=int4 drift_kept=0.9"])
+@pytest.mark.parametrize("trial", ["payload=top2", "payload=int1", "payload=int4 optimizer=adamw_of_mean", "payload=int4 delta_kept=0.9"])
 def test_what_was_tried_stands_for_no_scheme_in_a_picture(tmp_path, trial):
     for text, loss in (("rate=0.002", 1.5), ("scheme=local payload=int4", 1.75), ("scheme=sparseloco", 1.625)):
         result(tmp_path, text, loss, 0.01)

@@ -177,7 +177,7 @@ std::vector<tensors<T>> random_gradients_of_all(std::mt19937& random, const clus
   return gradients;
 }
 
-/// Oracle 1: everything sent plus the residual is the sum of the gradients.
+/// Invariant 1: everything sent plus the residual is the sum of the gradients.
 template <class Cluster>
 bool conserves(const Cluster& run) {
   for (std::size_t w = 0; w < run.workers(); ++w) {
@@ -191,7 +191,7 @@ bool conserves(const Cluster& run) {
   return true;
 }
 
-/// Oracle 2: the parameters less what the residuals hold are those of dense SGD. Exact with integer gradients and powers of
+/// Invariant 2: the parameters less what the residuals hold are those of dense SGD. Exact with integer gradients and powers of
 /// two for the learning rate and W.
 template <class T, class Worker>
 bool follows_dense_iterate(const cluster<T, Worker>& run) {
@@ -210,7 +210,7 @@ bool follows_dense_iterate(const cluster<T, Worker>& run) {
   return true;
 }
 
-/// Oracle 3: R·N − (elements tied at λ) < dropped ≤ R·N, and at least one layer is sent; with λ = 0 all are sent but those of
+/// Invariant 3: R·N − (elements tied at λ) < dropped ≤ R·N, and at least one layer is sent; with λ = 0 all are sent but those of
 /// value 0. For a threshold that was searched in this step.
 template <class Cluster>
 bool drops_as_asked(const Cluster& run, std::size_t w, double ratio) {
@@ -229,7 +229,7 @@ bool drops_as_asked(const Cluster& run, std::size_t w, double ratio) {
   return limit - tied < dropped && dropped <= limit && layers_sent > 0;
 }
 
-/// Oracle 4: what is dropped has a value below the threshold, or of 0; a budget that parts layers of equal value drops some
+/// Invariant 4: what is dropped has a value below the threshold, or of 0; a budget that parts layers of equal value drops some
 /// that are at it.
 template <class Cluster>
 bool drops_only_small_layers(const Cluster& run, std::size_t w, bool may_part_ties = false) {
@@ -242,14 +242,14 @@ bool drops_only_small_layers(const Cluster& run, std::size_t w, bool may_part_ti
   return true;
 }
 
-/// Oracle 6: every worker's model is the server's, bitwise.
+/// Invariant 6: every worker's model is the server's, bitwise.
 template <class Cluster>
 bool replicas_agree(const Cluster& run) {
   return std::ranges::all_of(run.replica,
                              [&](const auto& each) { return same_tensors(each, run.parameters); });
 }
 
-/// Oracle 8: max_w sent_w <= published <= min(N, Σ_w sent_w). Of a synchronous server.
+/// Invariant 8: max_w sent_w <= published <= min(N, Σ_w sent_w). Of a synchronous server.
 template <class Cluster>
 bool publishes_the_union(const Cluster& run) {
   std::size_t most = 0;
