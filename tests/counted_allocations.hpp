@@ -15,18 +15,18 @@ inline std::atomic<long> allocations{0};
 inline std::atomic<std::size_t> allocated_bytes{0};
 inline std::atomic<long> granted{std::numeric_limits<long>::max()};
 
-inline void* allocate(std::size_t bytes, std::size_t alignment) {
+inline void* allocate(std::size_t size, std::size_t alignment) {
   ++allocations;
   if (granted-- <= 0) throw std::bad_alloc();
-  allocated_bytes += bytes;
-  const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
+  allocated_bytes += size;
+  const std::size_t rounded = (size + alignment - 1) / alignment * alignment;
   void* memory = std::aligned_alloc(alignment, rounded == 0 ? alignment : rounded);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-inline void* allocate_quietly(std::size_t bytes, std::size_t alignment) noexcept {
+inline void* allocate_quietly(std::size_t size, std::size_t alignment) noexcept {
   try {
-    return allocate(bytes, alignment);
+    return allocate(size, alignment);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
