@@ -29,10 +29,13 @@ def test_training_learns_with_and_without():
 
 
 def test_the_command_of_the_readme_learns_what_ddp_learns():
-    command = re.search(r"examples/pytorch/train.py (--drop-ratio \S+)\s", (ROOT / "README.md").read_text())
+    readme = (ROOT / "README.md").read_text()
+    command = re.search(r"examples/pytorch/train.py (--drop-ratio \S+)\s", readme)
     for arguments in ([], command[1].split()):
         last = ranks.Program(TRAIN, *arguments).outputs()[0].splitlines()[-1]
         assert float(re.search(r"accuracy ([\d.]+) %", last)[1]) > 95, last
+    said, found = (float(re.search(r"([\d.]+) % of DDP's bytes", text)[1]) for text in (readme, last))
+    assert abs(said - found) < 1, last
 
 
 def test_one_run_compares_what_one_rank_cannot_learn(tmp_path):
