@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The golden packets and control messages: read for ever, and written so. tests/golden/read_packet_test.py reads them as well.
+// The golden packets and control messages: read for ever, and written so. tests/golden/readers_test.py reads them as well.
 #include <cmath>
 #include <cstring>
 #include <fstream>
