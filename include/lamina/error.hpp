@@ -72,7 +72,7 @@ class LAMINA_VISIBLE error_category final : public std::error_category {
         "unsupported format version",
         "holds another element type",
         "an unknown flag, or an impossible number in the header",
-        "belongs to another model (layout fingerprint differs)",
+        "belongs to another model, or to other fragments of it (layout fingerprint differs)",
         "bytes follow the end",
         "checksum mismatch: damaged",
         "frame is of an unknown kind",
