@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/lamina.hpp"
 #include "invariants.hpp"
+#include "lamina/lamina.hpp"
 
 using namespace lamina_test;
 using lamina::worker_options;

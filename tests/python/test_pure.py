@@ -85,7 +85,7 @@ def pure(tmp_path_factory):
 
 
 TRAINS = """
-import hashlib, os, sys, torch, lamina, lamina.torch
+import gc, hashlib, os, sys, torch, lamina, lamina.torch
 import torch.distributed as dist
 assert lamina.HAS_EXTENSION == (sys.argv[1] == "extension")
 dist.init_process_group("gloo")
@@ -115,7 +115,11 @@ def local(model):
     return model, optimizer, optimizer
 
 backend = "torch" if lamina.HAS_EXTENSION else "auto"
-print(trained(model(), hook), trained(model(), local))
+print(trained(model(), hook), trained(model(), local), flush=True)
+gc.collect()  # DDP goes before its group
+dist.barrier()
+dist.destroy_process_group()
+os._exit(0)  # gloo may abort where all is done
 """
 
 

@@ -6,8 +6,8 @@
 
 #include "accumulate.hpp"
 #include "catch.hpp"
-#include "lamina/lamina.hpp"
 #include "invariants.hpp"
+#include "lamina/lamina.hpp"
 
 namespace lamina_test::invariant_test {
 

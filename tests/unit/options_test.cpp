@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "invariants.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/layout.hpp"
-#include "invariants.hpp"
 #include "steps.hpp"
 
 namespace lamina_test::options_test {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/selection.hpp"
 #include "invariants.hpp"
+#include "lamina/selection.hpp"
 #include "steps.hpp"
 
 namespace lamina_test::planned_step_test {
