@@ -125,13 +125,13 @@ def asynchronous(runs):
 
 def nodes(runs):
     """Two workers in a node are two workers, and four in two nodes learn as four."""
-    options = ["--runs", "0", "--steps", 3]
+    options = ["--runs", "0", "--steps", 2]  # from the third on rounding grows, to a share that differs between processors
     assert runs.checksums(2, "--workers-per-node", 2, *options) == runs.checksums(2, *options)
     runs.checksums(4, "--workers-per-node", 2, "--output", runs.directory / "nodes", *options)
     runs.checksums(4, "--output", runs.directory / "flat", *options)
     of_nodes, of_flat = (metrics(runs.directory / name / "R-0") for name in ("nodes", "flat"))
     for mine, theirs in zip(of_nodes, of_flat, strict=True):
-        assert abs(float(mine["loss"]) - float(theirs["loss"])) < 1e-3 * float(theirs["loss"])
+        assert abs(float(mine["loss"]) - float(theirs["loss"])) < 1e-5 * float(theirs["loss"]), (mine, theirs)
     assert float(of_nodes[1]["up_bytes"]) == float(of_flat[1]["up_bytes"])
     runs.checksums(3, "--workers-per-node", 2, "--runs", "0.95", "--async", "--steps", 2)
 
