@@ -147,19 +147,19 @@ class group {
   }
   bool are_alike() const {
     return std::ranges::all_of(workers_, [&](const auto& each) {
-      for (std::size_t part = 0; part < fragments_.layers(); ++part) {
-        if (!same_bits(each->replica[part], workers_[0]->replica[part])) return false;
+      for (std::size_t fragment = 0; fragment < fragments_.layers(); ++fragment) {
+        if (!same_bits(each->replica[fragment], workers_[0]->replica[fragment])) return false;
       }
       return true;
     });
   }
   /// Invariant 2: what all replicas have moved by is the mean of what was delivered, so dense SGD less the residuals.
   bool has_moved_by_what_was_delivered() const {
-    for (std::size_t part = 0; part < fragments_.layers(); ++part) {
-      for (std::size_t i = 0; i < fragments_.sizes()[part]; ++i) {
+    for (std::size_t fragment = 0; fragment < fragments_.layers(); ++fragment) {
+      for (std::size_t i = 0; i < fragments_.sizes()[fragment]; ++i) {
         T sum = 0;
-        for (const auto& each : workers_) sum += each->account.delivered(part)[i];
-        if (workers_[0]->replica[part][i] != -sum / workers) return false;
+        for (const auto& each : workers_) sum += each->account.delivered(fragment)[i];
+        if (workers_[0]->replica[fragment][i] != -sum / workers) return false;
       }
     }
     return true;
@@ -196,8 +196,8 @@ class group {
   void agree() {
     std::vector<double> mean(fragments_.layers());
     for (const auto& each : workers_) {
-      for (std::size_t part = 0; part < mean.size(); ++part)
-        mean[part] += each->step->values()[part] / workers;
+      for (std::size_t fragment = 0; fragment < mean.size(); ++fragment)
+        mean[fragment] += each->step->values()[fragment] / workers;
     }
     for (auto& each : workers_) {
       std::ranges::copy(mean, each->step->values().begin());
@@ -233,8 +233,8 @@ class group {
 
   // A transfer that did not take place.
   static void lose_all(const selection& sent, delivery& arrived) {
-    for (const std::size_t part : sent.sent()) {
-      for (std::size_t c = 0; c < arrived.chunks(part); ++c) arrived.lose(part, c);
+    for (const std::size_t fragment : sent.sent()) {
+      for (std::size_t c = 0; c < arrived.chunks(fragment); ++c) arrived.lose(fragment, c);
     }
   }
   std::vector<std::byte> empty_frame(std::size_t from) const {
@@ -286,13 +286,13 @@ class group {
     const std::uint64_t step = owners_[owner].step();
     std::vector<std::vector<T>> means;
     for (const std::size_t size : fragments_.sizes()) means.emplace_back(size);
-    owners_[owner].update([&](std::size_t part, std::size_t begin, std::span<const T> block) {
-      std::ranges::copy(block, means[part].begin() + static_cast<std::ptrdiff_t>(begin));
+    owners_[owner].update([&](std::size_t fragment, std::size_t begin, std::span<const T> block) {
+      std::ranges::copy(block, means[fragment].begin() + static_cast<std::ptrdiff_t>(begin));
     });
     lamina::frame_encoder<T> encoder(fragments_);
     const auto& frame = encoder.encode(
         {.step = step, .sender = static_cast<std::uint32_t>(owner), .checksum = lamina::frame_checksum::none},
-        sent, [&](std::size_t part) { return std::span<const T>(means[part]); });
+        sent, [&](std::size_t fragment) { return std::span<const T>(means[fragment]); });
     for (std::size_t w = 0; w < workers; ++w) {
       std::vector<std::byte> bytes = frame.to_bytes();
       if (w != owner && of_.sends_sums) {
@@ -301,9 +301,9 @@ class group {
         bytes.assign(over.link.receiver.frame().begin(), over.link.receiver.frame().end());
       }
       const auto view = lamina::decode<T>(bytes, fragments_);
-      for (const std::size_t part : sent.sent()) {
-        view.for_each_block(part, [&](std::size_t begin, std::span<const T> block) {
-          T* at = workers_[w]->replica[part].data() + begin;
+      for (const std::size_t fragment : sent.sent()) {
+        view.for_each_block(fragment, [&](std::size_t begin, std::span<const T> block) {
+          T* at = workers_[w]->replica[fragment].data() + begin;
           for (const T each : block) *at++ -= each;
         });
       }
@@ -340,7 +340,7 @@ TEST_CASE(
   CHECK(check_variant<float>({}, 1000) > 0);
 }
 
-TEST_CASE("allreduce: with every payload type, both stops, momentum, a budget, an age and parts") {
+TEST_CASE("allreduce: with every payload type, both stops, momentum, a budget, an age and fragments") {
   for (const payload_type payload : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
                                      payload_type::int8, payload_type::int4}) {
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
@@ -370,8 +370,8 @@ TEST_CASE("allreduce: with a bound of 0 the replicas are, bit for bit, those whe
     for (int step = 0; step < 30; ++step) {
       lossy.step();
       whole.step();
-      for (std::size_t part = 0; part < lossy.replica(0).size(); ++part)
-        REQUIRE(same_bits(lossy.replica(3)[part], whole.replica(0)[part]));
+      for (std::size_t fragment = 0; fragment < lossy.replica(0).size(); ++fragment)
+        REQUIRE(same_bits(lossy.replica(3)[fragment], whole.replica(0)[fragment]));
     }
     CHECK(lossy.lost_elements == 0);
   }

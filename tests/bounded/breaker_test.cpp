@@ -15,7 +15,7 @@ using bounded::chunk_grid;
 
 namespace {
 
-// A sender of one part of 20 chunks, and what its receiver says of each round.
+// A sender of one fragment of 20 chunks, and what its receiver says of each round.
 class rounds {
  public:
   void begin() {

@@ -17,13 +17,13 @@ using bounded::frame_chunks;
 
 namespace {
 
-std::vector<std::size_t> order_of(const frame_chunks& chunks) {  // 100 · part + index
+std::vector<std::size_t> order_of(const frame_chunks& chunks) {  // 100 · fragment + index
   std::vector<std::size_t> order;
   for (const chunk& each : chunks.in_sending_order()) order.push_back(100 * each.fragment + each.index);
   return order;
 }
 
-// A part of so many chunks of 8 floats, whose magnitudes are these.
+// A fragment of so many chunks of 8 floats, whose magnitudes are these.
 std::vector<float> with_magnitudes(const std::vector<float>& magnitudes) {
   std::vector<float> values;
   for (const float each : magnitudes) {
@@ -35,8 +35,8 @@ std::vector<float> with_magnitudes(const std::vector<float>& magnitudes) {
 struct shaped_frame {
   explicit shaped_frame(const std::vector<std::vector<float>>& magnitudes) {
     std::vector<std::size_t> sizes;
-    for (const auto& part : magnitudes) {
-      values.push_back(with_magnitudes(part));
+    for (const auto& fragment : magnitudes) {
+      values.push_back(with_magnitudes(fragment));
       sizes.push_back(values.back().size());
     }
     model.emplace(model_of(sizes));
@@ -78,29 +78,29 @@ TEST_CASE("chunks: what may be missing is rounded down, in integers") {
   CHECK(bounded::allowed_losses(500'000, 0xffffffff) == 0x7fffffff);
 }
 
-TEST_CASE("chunks: a grid says where each chunk lies, and its pieces cover a part once") {
+TEST_CASE("chunks: a grid says where each chunk lies, and its pieces cover a fragment once") {
   for (const payload_type type : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
                                   payload_type::int8, payload_type::int4}) {
     const lamina::layout model = model_of({0, 1, 63, 64, 65, 130, 1000});
     const auto grid = chunk_grid::of<double>(model, type, 128);
     std::size_t chunks = 0;
-    for (std::uint32_t part = 0; part < model.layers(); ++part) {
-      const std::size_t size = model.sizes()[part];
-      CHECK(grid.chunks(part) == (size + 127) / 128);
-      CHECK(grid.bitmap_bytes(part) == (grid.chunks(part) + 7) / 8);
-      chunks += grid.chunks(part);
-      CHECK(grid.fragment_bytes(part) == lamina::payload_bytes<double>(type, size));
-      std::vector<int> covered(grid.fragment_bytes(part));
-      for (std::uint32_t i = 0; i < grid.chunks(part); ++i) {
+    for (std::uint32_t fragment = 0; fragment < model.layers(); ++fragment) {
+      const std::size_t size = model.sizes()[fragment];
+      CHECK(grid.chunks(fragment) == (size + 127) / 128);
+      CHECK(grid.bitmap_bytes(fragment) == (grid.chunks(fragment) + 7) / 8);
+      chunks += grid.chunks(fragment);
+      CHECK(grid.fragment_bytes(fragment) == lamina::payload_bytes<double>(type, size));
+      std::vector<int> covered(grid.fragment_bytes(fragment));
+      for (std::uint32_t i = 0; i < grid.chunks(fragment); ++i) {
         std::size_t bytes = 0;
-        for (const auto piece : grid.pieces(part, i)) {
+        for (const auto piece : grid.pieces(fragment, i)) {
           for (std::size_t k = 0; k < piece.bytes; ++k) ++covered.at(piece.begin + k);
           bytes += piece.bytes;
         }
-        CHECK(bytes == grid.data_bytes(part, i));
+        CHECK(bytes == grid.data_bytes(fragment, i));
       }
       CHECK(std::ranges::count(covered, 1) == std::ssize(covered));
-      CHECK_FALSE(grid.has(part, grid.chunks(part)));
+      CHECK_FALSE(grid.has(fragment, grid.chunks(fragment)));
     }
     CHECK(grid.chunks() == chunks);
     CHECK_FALSE(grid.has(static_cast<std::uint32_t>(model.layers()), 0));
@@ -124,15 +124,15 @@ TEST_CASE("chunks: a grid refuses what no packet could carry") {
                  "layer 'layer0' has more than 2^32 - 1 chunks"));
 }
 
-TEST_CASE("chunks: the quantile within the part orders, not the magnitude") {
-  // Part 1 has the smaller numbers, and is not sent last for it.
+TEST_CASE("chunks: the quantile within the fragment orders, not the magnitude") {
+  // Fragment 1 has the smaller numbers, and is not sent last for it.
   const shaped_frame made({{400, 100, 300, 200}, {2, 1}, {10, 30, 20, 40}});
   const auto chunks = made.cut({.bound_ppm = 500'000});
-  // Ranks over counts: 0/4, 1/4, 2/4, 3/4 and 0/2, 1/2; ties by part, then index.
+  // Ranks over counts: 0/4, 1/4, 2/4, 3/4 and 0/2, 1/2; ties by fragment, then index.
   CHECK(order_of(chunks) == std::vector<std::size_t>{0, 100, 203, 2, 201, 3, 101, 202, 1, 200});
 }
 
-TEST_CASE("chunks: parts that cannot be spared come first, as they lie") {
+TEST_CASE("chunks: fragments that cannot be spared come first, as they lie") {
   const shaped_frame made({{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {1, 2}});
   CHECK(order_of(made.cut({.bound_ppm = 100'000})) ==
         std::vector<std::size_t>{100, 101, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0});
@@ -174,7 +174,7 @@ TEMPLATE_TEST_CASE("chunks: the bytes of the chunks are those of the frame", "",
                                   payload_type::int8, payload_type::int4}) {
     const lamina::layout model = model_of({0, 300, 1, 64, 1000, 128});
     lamina::selection chosen(model);
-    for (const std::size_t part : {1, 2, 4}) chosen.send(part);
+    for (const std::size_t fragment : {1, 2, 4}) chosen.send(fragment);
     const made_frame<TestType> made(random, model, chosen, type);
     const auto grid = chunk_grid::of<TestType>(model, type, 64);
     const auto chunks = made.cut(grid, 100'000);
@@ -184,9 +184,9 @@ TEMPLATE_TEST_CASE("chunks: the bytes of the chunks are those of the frame", "",
     std::ranges::copy(chunks.prefix(), put.begin());
     std::vector<std::size_t> begins(model.layers());
     std::size_t begin = chunks.prefix().size();
-    for (const std::size_t part : chosen.sent()) {
-      begins[part] = begin;
-      begin += grid.fragment_bytes(part);
+    for (const std::size_t fragment : chosen.sent()) {
+      begins[fragment] = begin;
+      begin += grid.fragment_bytes(fragment);
     }
     for (const chunk& each : chunks.in_sending_order()) {
       const auto bytes = chunks.bytes_of(each);
@@ -242,7 +242,7 @@ TEST_CASE("loss memory: what was lost so often in a row is required, until it ha
   CHECK(memory.required(first, 2).empty());
   lose(first, {{0, 1}, {1, 0}});
   CHECK(memory.required(first, 2) == std::vector<chunk>{{0, 1}, {1, 0}});
-  // A transfer without part 0 leaves its counts alone.
+  // A transfer without fragment 0 leaves its counts alone.
   lamina::selection second(model);
   second.send(1);
   lose(second, {});

@@ -22,13 +22,14 @@ class lossy_worker {
   lossy_worker(const lamina::layout& model, const lamina::worker_options& options,
                const simulated_link::options& way, unsigned max_losses)
       : worker(model, options),
-        parts_(worker.fragments()),
-        grid_(chunk_grid::of<T>(parts_, options.payload, 64)),
+        fragments_(worker.fragments()),
+        grid_(chunk_grid::of<T>(fragments_, options.payload, 64)),
         link(grid_, way),
-        account_(parts_, options.momentum),
+        account_(fragments_, options.momentum),
         memory_(grid_),
         max_losses_(max_losses) {
-    for (std::size_t part = 0; part < parts_.layers(); ++part) waiting_.emplace_back(grid_.chunks(part));
+    for (std::size_t fragment = 0; fragment < fragments_.layers(); ++fragment)
+      waiting_.emplace_back(grid_.chunks(fragment));
   }
 
   // One step, with integers as gradients.
@@ -53,25 +54,25 @@ class lossy_worker {
   lamina::worker<T> worker;
 
  private:
-  lamina::layout parts_;
+  lamina::layout fragments_;
   chunk_grid grid_;
 
  public:
   simulated_link link;
-  unsigned longest_wait = 0;  // transfers of its part that a chunk was lost in, in a row
+  unsigned longest_wait = 0;  // transfers of its fragment that a chunk was lost in, in a row
 
  private:
   void receive(const lamina::delivery& arrived) {
-    const auto frame = lamina::decode<T>(link.receiver.frame(), parts_);
-    for (const std::size_t part : arrived.sent().sent()) {
-      std::vector<T> values(parts_.sizes()[part]);
-      frame.restore(part, values);  // holes are zeros
-      account_.deliver(part, 0, values);
+    const auto frame = lamina::decode<T>(link.receiver.frame(), fragments_);
+    for (const std::size_t fragment : arrived.sent().sent()) {
+      std::vector<T> values(fragments_.sizes()[fragment]);
+      frame.restore(fragment, values);  // holes are zeros
+      account_.deliver(fragment, 0, values);
       arrived.for_each_delivered(
-          part, [&](std::size_t begin, std::size_t end) { account_.rest(part, begin, end); });
-      for (std::size_t c = 0; c < waiting_[part].size(); ++c) {
-        waiting_[part][c] = arrived.is_lost(part, c) ? waiting_[part][c] + 1 : 0;
-        longest_wait = std::max(longest_wait, waiting_[part][c]);
+          fragment, [&](std::size_t begin, std::size_t end) { account_.rest(fragment, begin, end); });
+      for (std::size_t c = 0; c < waiting_[fragment].size(); ++c) {
+        waiting_[fragment][c] = arrived.is_lost(fragment, c) ? waiting_[fragment][c] + 1 : 0;
+        longest_wait = std::max(longest_wait, waiting_[fragment][c]);
       }
     }
   }
@@ -135,7 +136,7 @@ TEST_CASE("conservation: delivered and residual are the sum of the gradients, at
   check_variant<float>({}, 1000);
 }
 
-TEST_CASE("conservation: with every payload type, both stops, momentum, a budget, an age and parts") {
+TEST_CASE("conservation: with every payload type, both stops, momentum, a budget, an age and fragments") {
   for (const payload_type payload : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
                                      payload_type::int8, payload_type::int4}) {
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {

@@ -80,7 +80,7 @@ bytes some_list(control_type type) {
   return {written.begin(), written.end()};
 }
 
-// A BEGIN, as the sender writes it, of a frame of parts 0 and 3 in which chunk 4 of part 3 is required.
+// A BEGIN, as the sender writes it, of a frame of fragments 0 and 3 in which chunk 4 of fragment 3 is required.
 bytes some_begin(lamina::frame_kind kind = lamina::frame_kind::gradients) {
   std::mt19937 random(71);
   lamina::selection sent(some_model());
@@ -198,8 +198,8 @@ TEST_CASE("control: a list says what was written, and nothing else is one") {
   bounded::transfer_report report;
   std::vector<std::pair<std::uint32_t, bytes>> listed;
   REQUIRE_FALSE(bounded::read_list(body_of(good), some_grid(), report,
-                                   [&](std::uint32_t part, std::span<const std::byte> bits) {
-                                     listed.emplace_back(part, bytes(bits.begin(), bits.end()));
+                                   [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+                                     listed.emplace_back(fragment, bytes(bits.begin(), bits.end()));
                                    }));
   CHECK(report == some_report());
   CHECK(listed == std::vector<std::pair<std::uint32_t, bytes>>{{0, {std::byte{5}}},
@@ -207,7 +207,7 @@ TEST_CASE("control: a list says what was written, and nothing else is one") {
   const auto refusal = [&](const bytes& all) {
     return bounded::read_list(body_of(all), some_grid(), report, [](auto...) {});
   };
-  // 28: parts; 32: the first part, 36 its bits; 37: the second, 41 its bits.
+  // 28: fragments; 32: the first fragment, 36 its bits; 37: the second, 41 its bits.
   CHECK(refusal(with(good, 28, std::uint32_t{1})) == errc::wrong_length);
   CHECK(refusal(with(good, 28, std::uint32_t{3})) == errc::truncated);
   CHECK(refusal(with(good, 28, std::uint32_t{0xffffffff})) == errc::truncated);
@@ -218,15 +218,15 @@ TEST_CASE("control: a list says what was written, and nothing else is one") {
   CHECK(refusal(with(good, 32, std::uint32_t{3})) == errc::no_such_chunk);  // what follows is shifted
   CHECK(refusal(with(good, 36, std::uint8_t{0b1000})) == errc::bad_list);   // a fourth of three
   CHECK(refusal(with(good, 41, std::uint16_t{0x400})) == errc::bad_list);
-  // Parts in another order, or twice, each with bits of its own.
-  for (const std::array<std::uint32_t, 2>& parts :
+  // Fragments in another order, or twice, each with bits of its own.
+  for (const std::array<std::uint32_t, 2>& fragments :
        {std::array{3U, 0U}, std::array{0U, 0U}, std::array{3U, 3U}}) {
     bounded::control_writer writer(test_secret, 0);
     bounded::write_report(writer, {});
     writer.put(std::uint32_t{2});
-    for (const std::uint32_t part : parts) {
-      writer.put(part);
-      writer.put(std::span<const std::byte>(bytes(some_grid().bitmap_bytes(part), std::byte{1})));
+    for (const std::uint32_t fragment : fragments) {
+      writer.put(fragment);
+      writer.put(std::span<const std::byte>(bytes(some_grid().bitmap_bytes(fragment), std::byte{1})));
     }
     const auto written = writer.finish(control_type::wanted, 5, 2);
     CHECK(refusal({written.begin(), written.end()}) == errc::bad_list);
@@ -278,7 +278,7 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   // The chunk that is required.
   CHECK(opened(with(good, prefix + 128, std::uint32_t{4})) == errc::no_such_chunk);
   CHECK(opened(with(good, prefix + 132, std::uint32_t{10})) == errc::no_such_chunk);
-  // Part 2 is not in the frame, and a gradient is not repaired.
+  // Fragment 2 is not in the frame, and a gradient is not repaired.
   CHECK(opened(with(with(good, prefix + 128, std::uint32_t{2}), prefix + 132, std::uint32_t{0})) ==
         errc::no_such_chunk);
   const bytes parameters = some_begin(lamina::frame_kind::parameters);
@@ -289,9 +289,9 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
 TEST_CASE("control: required chunks stand in order, and once") {
   const bytes good = some_begin();
   // One more behind the one that is there: 3, 4.
-  const auto with_another = [&](std::uint32_t part, std::uint32_t index) {
+  const auto with_another = [&](std::uint32_t fragment, std::uint32_t index) {
     bytes more(good);
-    const std::array<std::uint32_t, 2> pair = {part, index};
+    const std::array<std::uint32_t, 2> pair = {fragment, index};
     const auto raw = std::as_bytes(std::span(pair));
     more.insert(more.end(), raw.begin(), raw.end());
     const auto body = static_cast<std::uint32_t>(more.size() - 24);

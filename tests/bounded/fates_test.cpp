@@ -14,7 +14,7 @@ namespace {
 
 enum class fate { lost, in_time, late, twice };
 
-// Parts of two chunks, of which one may be missing.
+// Fragments of two chunks, of which one may be missing.
 void check_fates(const std::array<fate, 4>& fates, stop_policy stop, const bounded::frame_chunks& chunks,
                  const chunk_grid& grid, const made_frame<float>& made) {
   simulated_link link(grid, {.stop = stop});
@@ -45,21 +45,21 @@ void check_fates(const std::array<fate, 4>& fates, stop_policy stop, const bound
 
   std::uint64_t repeated = 0;
   std::uint64_t late = 0;
-  for (std::size_t part = 0; part < 2; ++part) {
+  for (std::size_t fragment = 0; fragment < 2; ++fragment) {
     const auto comes = [&](std::size_t index) {
-      const fate each = fates[2 * part + index];
+      const fate each = fates[2 * fragment + index];
       late += each == fate::late ? 1 : 0;
       return each == fate::in_time || each == fate::twice;
     };
     const bool comes_0 = comes(0);
     const bool comes_1 = comes(1);
-    const std::size_t lost = link.sender.arrived().lost_chunks(part);
+    const std::size_t lost = link.sender.arrived().lost_chunks(fragment);
     REQUIRE(lost <= 1);
     if (!comes_0 && !comes_1) repeated += 2;
     // What comes in time is there, but for what eager stops before.
     if (stop == stop_policy::on_probe) {
-      REQUIRE(link.sender.arrived().is_lost(part, 0) <= !comes_0);
-      REQUIRE(link.sender.arrived().is_lost(part, 1) <= !comes_1);
+      REQUIRE(link.sender.arrived().is_lost(fragment, 0) <= !comes_0);
+      REQUIRE(link.sender.arrived().is_lost(fragment, 1) <= !comes_1);
     }
   }
   REQUIRE(link.sender.counters().packets == 4 + repeated);
@@ -69,7 +69,7 @@ void check_fates(const std::array<fate, 4>& fates, stop_policy stop, const bound
 
 }  // namespace
 
-TEST_CASE("states: each packet of two parts of two chunks lost, in time, late or twice") {
+TEST_CASE("states: each packet of two fragments of two chunks lost, in time, late or twice") {
   std::mt19937 random(97);
   const lamina::layout model = model_of({16, 16});
   const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);

@@ -102,9 +102,9 @@ bytes data_of(const golden_packet& row) {
   std::vector<T> elements;
   for (std::size_t k = 0; k < row.count; ++k) {
     const std::size_t i = static_cast<std::size_t>(row.header.offset) + k;
-    const auto part = row.header.fragment;
-    const auto integer = static_cast<int>((37 * i + 101 * std::size_t{part} + 11) % 255) - 127;
-    elements.push_back(static_cast<T>(std::ldexp(integer, static_cast<int>((part + i / 64) % 8) - 4)));
+    const auto fragment = row.header.fragment;
+    const auto integer = static_cast<int>((37 * i + 101 * std::size_t{fragment} + 11) % 255) - 127;
+    elements.push_back(static_cast<T>(std::ldexp(integer, static_cast<int>((fragment + i / 64) % 8) - 4)));
   }
   bytes data(row.header.data_bytes);
   if (row.payload == payload_type::as_is) {

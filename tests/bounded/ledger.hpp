@@ -11,13 +11,13 @@
 
 namespace lamina_test {
 
-/// What one worker has computed, and what of it has been delivered, part by part and literally: with the residual it must add up. T must
-/// hold the sums exactly.
+/// What one worker has computed, and what of it has been delivered, fragment by fragment and literally: with the residual it must add up.
+/// T must hold the sums exactly.
 template <class T>
 class ledger {
  public:
-  ledger(const lamina::layout& parts, double momentum) : momentum_(static_cast<T>(momentum)) {
-    for (const std::size_t size : parts.sizes()) {
+  ledger(const lamina::layout& fragments, double momentum) : momentum_(static_cast<T>(momentum)) {
+    for (const std::size_t size : fragments.sizes()) {
       computed_.emplace_back(size);
       delivered_.emplace_back(size);
       velocity_.emplace_back(size);
@@ -26,32 +26,32 @@ class ledger {
 
   /// The gradients of all layers; with momentum correction what counts are the velocities.
   void compute(const lamina::tiling& cut, const std::vector<std::vector<T>>& gradients) {
-    for (std::size_t part = 0; part < computed_.size(); ++part) {
-      const T* gradient = gradients[cut.layer_of(part)].data() + cut.begin(part);
-      for (std::size_t i = 0; i < computed_[part].size(); ++i) {
-        velocity_[part][i] = momentum_ * velocity_[part][i] + gradient[i];
-        computed_[part][i] += velocity_[part][i];
+    for (std::size_t fragment = 0; fragment < computed_.size(); ++fragment) {
+      const T* gradient = gradients[cut.layer_of(fragment)].data() + cut.begin(fragment);
+      for (std::size_t i = 0; i < computed_[fragment].size(); ++i) {
+        velocity_[fragment][i] = momentum_ * velocity_[fragment][i] + gradient[i];
+        computed_[fragment][i] += velocity_[fragment][i];
       }
     }
   }
-  /// Elements of a part from `begin` on, as their receiver has them: zeros where they were lost.
-  void deliver(std::size_t part, std::size_t begin, std::span<const T> elements) {
-    for (std::size_t i = 0; i < elements.size(); ++i) delivered_[part][begin + i] += elements[i];
+  /// Elements of a fragment from `begin` on, as their receiver has them: zeros where they were lost.
+  void deliver(std::size_t fragment, std::size_t begin, std::span<const T> elements) {
+    for (std::size_t i = 0; i < elements.size(); ++i) delivered_[fragment][begin + i] += elements[i];
   }
   /// Of elements [begin, end), which were delivered, the velocities begin anew.
-  void rest(std::size_t part, std::size_t begin, std::size_t end) {
-    std::fill_n(velocity_[part].begin() + static_cast<std::ptrdiff_t>(begin), end - begin, T(0));
+  void rest(std::size_t fragment, std::size_t begin, std::size_t end) {
+    std::fill_n(velocity_[fragment].begin() + static_cast<std::ptrdiff_t>(begin), end - begin, T(0));
   }
 
   bool conserves(const lamina::residual_accumulator<T>& residual) const {
-    for (std::size_t part = 0; part < computed_.size(); ++part) {
-      for (std::size_t i = 0; i < computed_[part].size(); ++i) {
-        if (delivered_[part][i] + residual[part][i] != computed_[part][i]) return false;
+    for (std::size_t fragment = 0; fragment < computed_.size(); ++fragment) {
+      for (std::size_t i = 0; i < computed_[fragment].size(); ++i) {
+        if (delivered_[fragment][i] + residual[fragment][i] != computed_[fragment][i]) return false;
       }
     }
     return true;
   }
-  const std::vector<T>& delivered(std::size_t part) const { return delivered_[part]; }
+  const std::vector<T>& delivered(std::size_t fragment) const { return delivered_[fragment]; }
 
  private:
   T momentum_;

@@ -112,7 +112,7 @@ TEST_CASE("memory: a BEGIN takes the frame and a little, once") {
   const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 352);
   lamina::selection most(model);
   most.send(0);
-  const made_frame<float> part(random, model, most, payload_type::as_is, lamina::frame_kind::parameters);
+  const made_frame<float> some(random, model, most, payload_type::as_is, lamina::frame_kind::parameters);
   const made_frame<float> whole(random, model, everything(model), payload_type::as_is,
                                 lamina::frame_kind::parameters);
   constexpr std::size_t little = 16'384;  // bitmaps of chunks, and 16 bytes a layer
@@ -125,15 +125,15 @@ TEST_CASE("memory: a BEGIN takes the frame and a little, once") {
     link.finish();
     return bytes;
   };
-  const auto of_part = part.cut(grid, 100'000);
+  const auto of_some = some.cut(grid, 100'000);
   const auto of_whole = whole.cut(grid, 100'000);
   // With every chunk that is not in the frame repaired, it is as large as the layout.
-  const std::vector repairs = {bounded::repair{1, 0, std::as_bytes(std::span(part.values[1]))},
-                               bounded::repair{2, 0, std::as_bytes(std::span(part.values[2]))}};
+  const std::vector repairs = {bounded::repair{1, 0, std::as_bytes(std::span(some.values[1]))},
+                               bounded::repair{2, 0, std::as_bytes(std::span(some.values[2]))}};
   const std::size_t layout_bytes = 4 * model.elements() + 128 + 16;
-  CHECK(begin(of_part, {}) < 4 * 900'000 + 128 + little);
-  CHECK(begin(of_part, {}) < little);
-  CHECK(begin(of_part, repairs) < layout_bytes + little);
+  CHECK(begin(of_some, {}) < 4 * 900'000 + 128 + little);
+  CHECK(begin(of_some, {}) < little);
+  CHECK(begin(of_some, repairs) < layout_bytes + little);
   CHECK(begin(of_whole, {}) < little);
 }
 

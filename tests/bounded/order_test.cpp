@@ -95,7 +95,7 @@ TEST_CASE("order: the same packets in any order, each twice, give the same bytes
 TEST_CASE("order: what has arrived before the freeze decides, and nothing that comes after it") {
   for (const payload_type type : {payload_type::as_is, payload_type::int8, payload_type::int4}) {
     recorded_transfer recorded(type, 300'000);
-    // All parts but the short one miss some.
+    // All fragments but the short one miss some.
     std::vector<bytes> early, late;
     for (std::size_t k = 0; k < recorded.packets.size(); ++k) {
       (k % 6 == 5 ? late : early).push_back(recorded.packets[k]);

@@ -38,13 +38,13 @@ struct field {
 #name, offsetof(packet_header, name), sizeof(packet_header::name) \
   }
 
-// A receiver with an open transfer of two parts of three and one chunks, of which the first packets are held.
+// A receiver with an open transfer of two fragments of three and one chunks, of which the first packets are held.
 struct open_receiver {
   explicit open_receiver(payload_type type = payload_type::as_is)
       : random(61),
         model(model_of({150, 40, 64})),
         grid(chunk_grid::of<float>(model, type, 64)),
-        made(random, model, two_parts(model), type),
+        made(random, model, two_fragments(model), type),
         chunks(made.cut(grid)),
         link(grid, {}) {
     link.is_dropped = [this](const bounded::outgoing_packet& packet) {
@@ -56,7 +56,7 @@ struct open_receiver {
     link.sender.begin(chunks);
     link.run([this] { return link.sender.state() == sender_state::probing; });
   }
-  static lamina::selection two_parts(const lamina::layout& model) {
+  static lamina::selection two_fragments(const lamina::layout& model) {
     lamina::selection chosen(model);
     chosen.send(0);
     chosen.send(1);
@@ -132,9 +132,9 @@ TEST_CASE("packet: the check depends on the secret, and can be computed again an
   for (const std::uint64_t secret : {std::uint64_t{0}, std::uint64_t{1}, test_secret}) {
     bounded::keyed_check check(secret);
     for (const std::size_t size : {0U, 3U, 48U, 240U, 241U, 1000U}) {
-      const auto part = std::span<const std::byte>(some).first(size);
-      CHECK(check.of({part.first(size / 2), part.subspan(size / 2)}) ==
-            XXH3_64bits_withSeed(part.data(), part.size(), secret));
+      const auto first = std::span<const std::byte>(some).first(size);
+      CHECK(check.of({first.first(size / 2), first.subspan(size / 2)}) ==
+            XXH3_64bits_withSeed(first.data(), first.size(), secret));
     }
   }
 }
@@ -219,7 +219,7 @@ TEST_CASE("packet: what is no chunk of the transfer is refused, whatever the che
   header.chunks = 1;
   header.offset = 0;
   header.data_bytes = 256;
-  SECTION("a part that is dropped") {}
+  SECTION("a fragment that is dropped") {}
   SECTION("a repair that nobody announced") {
     header.flags = bounded::flag_repair;
   }

@@ -28,15 +28,15 @@ class peer {
     message.body = all.subspan(bounded::control_header_bytes);
     return message;
   }
-  /// WANTED or STOP: for each part listed its bits.
+  /// WANTED or STOP: for each fragment listed its bits.
   bounded::control_message list(control_type type, std::uint32_t transfer, std::uint32_t round,
-                                const std::map<std::uint32_t, std::vector<std::byte>>& parts,
+                                const std::map<std::uint32_t, std::vector<std::byte>>& fragments,
                                 std::uint32_t seen = 0) {
     writer_.clear();
     bounded::write_report(writer_, {.seen = seen, .open_transfers = 1});
-    writer_.put(static_cast<std::uint32_t>(parts.size()));
-    for (const auto& [part, bits] : parts) {
-      writer_.put(part);
+    writer_.put(static_cast<std::uint32_t>(fragments.size()));
+    for (const auto& [fragment, bits] : fragments) {
+      writer_.put(fragment);
       writer_.put(bits);
     }
     const auto all = writer_.finish(type, transfer, round);

@@ -17,7 +17,7 @@ namespace {
 
 using bytes = std::vector<std::byte>;
 
-// Two parts of ten chunks; one of each may be missing.
+// Two fragments of ten chunks; one of each may be missing.
 const lamina::layout& some_model() {
   static const lamina::layout model = model_of({80, 80});
   return model;
@@ -241,7 +241,7 @@ TEST_CASE("states: the last packet that is needed freezes, eager or not") {
     CHECK(tried.polled() == types{control_type::ready});
     std::size_t needed = 0;
     while (tried.receiver.state() == open) tried.packet(needed++);
-    // Two parts of ten, of which the last of each may be missing: 0/10, 1/10 ... 8/10 of each.
+    // Two fragments of ten, of which the last of each may be missing: 0/10, 1/10 ... 8/10 of each.
     CHECK(needed == (stop == stop_policy::eager ? 18 : 20));
     CHECK(tried.polled() == types{control_type::stop});
     CHECK(tried.receiver.arrived().lost_chunks() == (stop == stop_policy::eager ? 2 : 0));

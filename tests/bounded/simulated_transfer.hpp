@@ -188,9 +188,9 @@ class simulated_link {
 /// Whether both ends say the same of what has arrived.
 inline bool same_delivery(const lamina::delivery& a, const lamina::delivery& b) {
   if (a.lost_chunks() != b.lost_chunks() || !same_bits(a.sent().bitmap(), b.sent().bitmap())) return false;
-  for (const std::size_t part : a.sent().sent()) {
-    for (std::size_t i = 0; i < a.chunks(part); ++i) {
-      if (a.is_lost(part, i) != b.is_lost(part, i)) return false;
+  for (const std::size_t fragment : a.sent().sent()) {
+    for (std::size_t i = 0; i < a.chunks(fragment); ++i) {
+      if (a.is_lost(fragment, i) != b.is_lost(fragment, i)) return false;
     }
   }
   return true;
@@ -202,14 +202,14 @@ inline bool holds_what_arrived(const bounded::bounded_receiver& receiver, const 
   std::vector<std::byte> expected = frame.to_bytes();
   const lamina::delivery& arrived = receiver.arrived();
   std::size_t begin = frame.segments().front().size();
-  for (const std::size_t part : arrived.sent().sent()) {
-    for (std::uint32_t i = 0; i < grid.chunks(part); ++i) {
-      if (!arrived.is_lost(part, i)) continue;
-      for (const auto piece : grid.pieces(part, i)) {
+  for (const std::size_t fragment : arrived.sent().sent()) {
+    for (std::uint32_t i = 0; i < grid.chunks(fragment); ++i) {
+      if (!arrived.is_lost(fragment, i)) continue;
+      for (const auto piece : grid.pieces(fragment, i)) {
         for (std::size_t k = 0; k < piece.bytes; ++k) expected[begin + piece.begin + k] = std::byte{0};
       }
     }
-    begin += grid.fragment_bytes(part);
+    begin += grid.fragment_bytes(fragment);
   }
   return same_bits(expected, receiver.frame());
 }

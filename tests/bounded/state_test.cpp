@@ -18,7 +18,7 @@ using bounded::control_type;
 
 namespace {
 
-// Parts of 20 and 10 chunks, of which 2 and 1 may be missing, and of one that is dropped.
+// Fragments of 20 and 10 chunks, of which 2 and 1 may be missing, and of one that is dropped.
 const lamina::layout& some_model() {
   static const lamina::layout model = model_of({160, 80, 8});
   return model;
@@ -27,7 +27,7 @@ const chunk_grid& some_grid() {
   static const auto grid = chunk_grid::of<float>(some_model(), payload_type::as_is, 8);
   return grid;
 }
-lamina::selection two_parts() {
+lamina::selection two_fragments() {
   lamina::selection chosen(some_model());
   chosen.send(0);
   chosen.send(1);
@@ -35,7 +35,7 @@ lamina::selection two_parts() {
 }
 const made_frame<float>& some_frame() {
   static std::mt19937 random(91);
-  static const made_frame<float> made(random, some_model(), two_parts());
+  static const made_frame<float> made(random, some_model(), two_fragments());
   return made;
 }
 const made_frame<float>& empty_frame() {
@@ -49,7 +49,7 @@ constexpr std::array all_of_sender = {at::idle,    at::begun, at::begun_empty, a
                                       at::probing, at::done,  at::failed};
 constexpr std::uint32_t own = 1;
 
-// Its transfer number 1, of which chunk 3 of part 0 is required, in its second round if it is probing.
+// Its transfer number 1, of which chunk 3 of fragment 0 is required, in its second round if it is probing.
 bounded::bounded_sender sender_at(at where) {
   static const auto chunks = some_frame().cut(some_grid(), 100'000);
   static const auto empty = empty_frame().cut(some_grid(), 100'000);
@@ -203,7 +203,7 @@ TEST_CASE("states: a sender and everything that may come") {
                [&](peer& p) { return p.list(control_type::wanted, own, bounded::unasked_round, some, 30); });
   check_sender("WANTED of nothing", wrong_answer(errc::bad_list),
                [&](peer& p) { return p.list(control_type::wanted, own, 1, {}); });
-  check_sender("WANTED of no chunk of a part", wrong_answer(errc::bad_list), [&](peer& p) {
+  check_sender("WANTED of no chunk of a fragment", wrong_answer(errc::bad_list), [&](peer& p) {
     return p.list(control_type::wanted, own, 1, {{0, bytes(3)}, {1, all_but(10, {})}});
   });
   check_sender("WANTED of a dropped fragment", wrong_answer(errc::no_such_chunk), [&](peer& p) {
@@ -215,14 +215,14 @@ TEST_CASE("states: a sender and everything that may come") {
     return p.list(control_type::stop, own, 1, {{0, all_but(20, {0, 19})}, {1, all_but(10, {9})}});
   });
   const auto wrong_stop = [&](const std::string& event, errc why,
-                              const std::map<std::uint32_t, bytes>& parts) {
+                              const std::map<std::uint32_t, bytes>& fragments) {
     check_sender(event, answer({failed, why}, {failed, why}, {failed, errc::no_such_chunk}),
-                 [&](peer& p) { return p.list(control_type::stop, own, 1, parts); });
+                 [&](peer& p) { return p.list(control_type::stop, own, 1, fragments); });
   };
-  wrong_stop("STOP with part 0 beyond its bound", errc::beyond_bound, {{0, all_but(20, {0, 1, 19})}});
-  wrong_stop("STOP with part 1 beyond its bound", errc::beyond_bound, {{1, all_but(10, {0, 1})}});
+  wrong_stop("STOP with fragment 0 beyond its bound", errc::beyond_bound, {{0, all_but(20, {0, 1, 19})}});
+  wrong_stop("STOP with fragment 1 beyond its bound", errc::beyond_bound, {{1, all_but(10, {0, 1})}});
   wrong_stop("STOP without a required chunk", errc::required_missing, {{0, all_but(20, {3})}});
-  wrong_stop("STOP that lists a complete part", errc::bad_list, {{0, all_but(20, {})}});
+  wrong_stop("STOP that lists a complete fragment", errc::bad_list, {{0, all_but(20, {})}});
   wrong_stop("STOP with a dropped fragment", errc::no_such_chunk, {{2, bytes(1)}});
   check_sender("ABORT",
                {{{idle},

@@ -18,8 +18,8 @@ namespace {
 constexpr std::array every_type = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
                                    payload_type::int8, payload_type::int4};
 
-// Some of the parts of 0, 1, 2, 10 and 1,000 chunks.
-lamina::layout random_parts(std::mt19937& random, std::size_t chunk_elements) {
+// Some of the fragments of 0, 1, 2, 10 and 1,000 chunks.
+lamina::layout random_fragments(std::mt19937& random, std::size_t chunk_elements) {
   constexpr std::array<std::size_t, 5> chunks = {0, 1, 2, 10, 1000};
   std::vector<std::size_t> sizes(1 + below(random, 5));
   for (std::size_t& size : sizes) {
@@ -40,9 +40,9 @@ lamina::selection random_selection(std::mt19937& random, const lamina::layout& m
 std::vector<chunk> random_chunks(std::mt19937& random, const chunk_grid& grid,
                                  const lamina::selection& sent) {
   std::vector<chunk> some;
-  for (const std::size_t part : sent.sent()) {
-    for (std::uint32_t i = 0; i < grid.chunks(part); ++i) {
-      if (below(random, 20) == 0) some.push_back({static_cast<std::uint32_t>(part), i, 0});
+  for (const std::size_t fragment : sent.sent()) {
+    for (std::uint32_t i = 0; i < grid.chunks(fragment); ++i) {
+      if (below(random, 20) == 0) some.push_back({static_cast<std::uint32_t>(fragment), i, 0});
     }
   }
   return some;
@@ -57,9 +57,9 @@ void check_ended(const simulated_link& link, const lamina::encoded_frame& frame,
   const lamina::delivery& arrived = link.sender.arrived();
   CHECK(same_delivery(arrived, link.receiver.arrived()));
   CHECK(holds_what_arrived(link.receiver, frame, grid));
-  for (const std::size_t part : arrived.sent().sent()) {
-    const std::uint64_t chunks = grid.chunks(part);
-    REQUIRE(std::uint64_t{arrived.lost_chunks(part)} * 1'000'000 <= bound_ppm * chunks);
+  for (const std::size_t fragment : arrived.sent().sent()) {
+    const std::uint64_t chunks = grid.chunks(fragment);
+    REQUIRE(std::uint64_t{arrived.lost_chunks(fragment)} * 1'000'000 <= bound_ppm * chunks);
   }
   CHECK(std::ranges::none_of(required,
                              [&](const chunk& each) { return arrived.is_lost(each.fragment, each.index); }));
@@ -67,14 +67,14 @@ void check_ended(const simulated_link& link, const lamina::encoded_frame& frame,
 
 }  // namespace
 
-TEST_CASE("transfer: no part of any transfer loses more than its bound, and nothing required is lost") {
+TEST_CASE("transfer: no fragment of any transfer loses more than its bound, and nothing required is lost") {
   std::mt19937 random(41);
   for (const std::uint32_t bound_ppm : {0U, 1U, 50'000U, 100'000U, 200'000U, 500'000U}) {
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
       for (const double loss : {0.0, 0.05, 0.3, 0.6}) {
         CAPTURE(bound_ppm, static_cast<int>(stop), loss);
         const payload_type type = every_type[below(random, 4)];
-        const lamina::layout model = random_parts(random, 64);
+        const lamina::layout model = random_fragments(random, 64);
         const auto grid = chunk_grid::of<float>(model, type, 64);
         simulated_link link(
             grid,
@@ -155,10 +155,10 @@ TEST_CASE("transfer: repairs arrive with the frame") {
   sent.send(0);
   sent.send(3);
   const made_frame<double> made(random, model, sent, payload_type::as_is, lamina::frame_kind::parameters);
-  const auto part_of = [&](std::size_t layer, std::size_t begin, std::size_t count) {
+  const auto repair_of = [&](std::size_t layer, std::size_t begin, std::size_t count) {
     return bounded::repair{layer, begin, std::as_bytes(std::span(made.values[layer]).subspan(begin, count))};
   };
-  const std::vector repairs = {part_of(2, 16, 14), part_of(1, 0, 32), part_of(1, 48, 16)};
+  const std::vector repairs = {repair_of(2, 16, 14), repair_of(1, 0, 32), repair_of(1, 48, 16)};
   simulated_link link(
       grid, {.data = {.loss = 0.3}, .kind = lamina::frame_kind::parameters, .most_bound_ppm = 200'000});
   // Alone, too: a frame that sends nothing.
@@ -168,9 +168,10 @@ TEST_CASE("transfer: repairs arrive with the frame") {
     link.transfer(each->cut(grid, 200'000), {.repairs = repairs});
     check_ended(link, each->frame(), grid, 200'000, {});
     std::set<std::array<std::size_t, 3>> runs;
-    for (const auto& [part, begin, bytes] : link.receiver.repairs()) {
-      runs.insert({part, begin, bytes.size() / sizeof(double)});
-      CHECK(same_bits(bytes, std::as_bytes(std::span(made.values[part]).subspan(begin, bytes.size() / 8))));
+    for (const auto& [fragment, begin, bytes] : link.receiver.repairs()) {
+      runs.insert({fragment, begin, bytes.size() / sizeof(double)});
+      CHECK(
+          same_bits(bytes, std::as_bytes(std::span(made.values[fragment]).subspan(begin, bytes.size() / 8))));
     }
     CHECK(runs == std::set<std::array<std::size_t, 3>>{{1, 0, 16}, {1, 16, 16}, {1, 48, 16}, {2, 16, 14}});
   }

@@ -247,7 +247,7 @@ TEST_CASE(
         const std::uint32_t transfer = peer.channel.message().header.transfer;
         peer.say(control_type::ready, transfer, 0, {0, 0, 1});
         peer.writer.clear();
-        // A report, and one part of which nothing has come.
+        // A report, and one fragment of which nothing has come.
         for (const std::uint32_t each : {0, 0, 0, 0, 0, 0, 0, 1, 0}) peer.writer.put(each);
         peer.writer.put(std::vector<std::byte>(peer.grid.bitmap_bytes(0)));
         peer.channel.put(peer.writer.finish(control_type::stop, transfer, 0));

@@ -39,7 +39,7 @@ inline endpoint loopback(const std::string& address = "127.0.0.1") {
       .control;
 }
 
-/// Parts of many chunks, of one, of less, and of none.
+/// Fragments of many chunks, of one, of less, and of none.
 inline lamina::layout small_model() {
   return lamina::layout(
       {{"wide", {40'000}}, {"one", {352}}, {"short", {7}}, {"none", {0}}, {"tail", {5'000}}});

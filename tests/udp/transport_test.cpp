@@ -135,20 +135,20 @@ TEST_CASE("transport: with a bound both ends know the same of what is missing, a
   for (std::size_t i = 0; i < steps; ++i) {
     const test_frame frame(given, lamina::frame_kind::gradients, i + 1, i + 1);
     const auto view = lamina::decode<float>(bytes[i], given.model);
-    for (std::size_t part = 0; part < given.model.layers(); ++part) {
-      CHECK(sent[i].lost_chunks(part) == arrived[i].lost_chunks(part));
-      CHECK(sent[i].lost_chunks(part) <= bounded::allowed_losses(200'000, grid.chunks(part)));
-      lost += sent[i].lost_chunks(part);
-      std::vector<float> expected = frame.values[part];
-      for (std::uint32_t chunk = 0; chunk < grid.chunks(part); ++chunk) {
-        CHECK(sent[i].is_lost(part, chunk) == arrived[i].is_lost(part, chunk));
-        if (!arrived[i].is_lost(part, chunk)) continue;
+    for (std::size_t fragment = 0; fragment < given.model.layers(); ++fragment) {
+      CHECK(sent[i].lost_chunks(fragment) == arrived[i].lost_chunks(fragment));
+      CHECK(sent[i].lost_chunks(fragment) <= bounded::allowed_losses(200'000, grid.chunks(fragment)));
+      lost += sent[i].lost_chunks(fragment);
+      std::vector<float> expected = frame.values[fragment];
+      for (std::uint32_t chunk = 0; chunk < grid.chunks(fragment); ++chunk) {
+        CHECK(sent[i].is_lost(fragment, chunk) == arrived[i].is_lost(fragment, chunk));
+        if (!arrived[i].is_lost(fragment, chunk)) continue;
         std::fill_n(expected.begin() + static_cast<std::ptrdiff_t>(grid.begin(chunk)),
-                    grid.elements(part, chunk), 0.0F);
+                    grid.elements(fragment, chunk), 0.0F);
       }
-      if (!view.is_dropped(part)) {
+      if (!view.is_dropped(fragment)) {
         std::vector<float> got(expected.size());
-        view.copy(part, 0, got);
+        view.copy(fragment, 0, got);
         CHECK(got == expected);
       }
     }
