@@ -165,20 +165,21 @@ INCASTS = (BASE, "1 to 1, 1 MB, queue 64 KiB", "8 to 1, 1 MB, queue 64 KiB", "4 
            f"{BASE}, loss 5 %", "8 to 1, 0.25 MB, queue 64 KiB")
 BY_SCORE = "local, parts by value, int4, × waiting, momentum in time"
 LOCO = "SparseLoCo, 256 of 4,096 every 3 steps, mean over all workers"
+LOCO_BACK = "SparseLoCo, 640 of 4,096 every 3 steps, mean over all workers, answers rounded"
 NESTEROV = f"{BY_SCORE}, nesterov"
 FRUGAL = f"{BY_SCORE}, 0.3%, nesterov"
 # Titles of the study, in the words of the pages.
 TEXT = {"dense, fp32": "dense", LOCO: "SparseLoCo, every 3 steps", "DeMo, bfloat16, 32 a tile": "DeMo, 32 components a tile",
         BY_SCORE: "**local updates, by score**", "local, parts in turn (Streaming DiLoCo), int4": "round robin (Streaming DiLoCo)",
         "local, all at once (DiLoCo), int4": "all fragments (DiLoCo)", f"{LOCO}, answers rounded": "SparseLoCo, compressed downlink",
-        "SparseLoCo, 640 of 4,096 every 3 steps, mean over all workers, answers rounded": "SparseLoCo, 640 of 4,096, compressed downlink",
+        LOCO_BACK: "SparseLoCo, 640 of 4,096, compressed downlink",
         "DeMo, bfloat16, 24 a tile": "DeMo, 24 components a tile", f"{BY_SCORE}, 1 step later": "local updates, by score, `delay=1`",
         f"{BY_SCORE}, 0.3%": "local updates, by score, fewer bytes", "PowerSGD, fp32, rank 1": "PowerSGD, rank 1",
         "PowerSGD, fp32, rank 4": "PowerSGD, rank 4", "1-bit Adam, the first 50 steps dense": "1-bit Adam",
         "gradients dropped, R = 0.95, fp32, each clipped, state stands still": "layer dropping, AdamW's state stands still",
         "gradients dropped, R = 0.95, fp32": "layer dropping, zeros for dropped layers", "one worker, no communication": "one worker, no communication"}
 LONG = ("dense, fp32", LOCO, "DeMo, bfloat16, 32 a tile", BY_SCORE, "local, parts in turn (Streaming DiLoCo), int4",
-        "local, all at once (DiLoCo), int4", "SparseLoCo, 640 of 4,096 every 3 steps, mean over all workers, answers rounded",
+        "local, all at once (DiLoCo), int4", LOCO_BACK,
         "DeMo, bfloat16, 24 a tile", f"{BY_SCORE}, 1 step later", f"{BY_SCORE}, 0.3%", "PowerSGD, fp32, rank 1")
 SHORT = ("dense, fp32", LOCO, "1-bit Adam, the first 50 steps dense", "local, parts in turn (Streaming DiLoCo), int4", BY_SCORE,
          "local, all at once (DiLoCo), int4", "DeMo, bfloat16, 32 a tile",
@@ -232,7 +233,7 @@ def summary():
 
 def learning_summary():
     for what, title, steps in (("AdamW, local updates, by score, 2,000 steps", BY_SCORE, 2000), ("AdamW, SparseLoCo (not in the library), 2,000 steps", LOCO, 2000),
-                               ("DeMo (not in the library), 2,000 steps", "DeMo, bfloat16, 32 a tile", 2000),
+                               ("the same, a compressed downlink", LOCO_BACK, 2000), ("DeMo (not in the library), 2,000 steps", "DeMo, bfloat16, 32 a tile", 2000),
                                ("AdamW, layer dropping, 300 steps", "gradients dropped, R = 0.95, fp32", 300)):
         of = learned(title, steps)
         yield [what, percent(of.up), percent(of.down), pm(of.to_dense, of.to_dense_error), of.n]
