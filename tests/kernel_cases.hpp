@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/detail/residual_block.hpp"
 #include "lamina/half.hpp"
 #include "lamina/representative.hpp"
+#include "placed.hpp"
 #include "support.hpp"
 
 /// What the tests of the summation order share: values that are hard to add up, every functor, and what it should give.
@@ -62,21 +62,6 @@ std::vector<G> values_of(kind of, std::mt19937& random, std::size_t count) {
     return values;
   }
 }
-
-/// The same numbers from `offset` elements behind the start of a cache line.
-template <class G>
-class placed {
- public:
-  placed(std::span<const G> values, std::size_t offset) : memory_(offset + values.size()), offset_(offset) {
-    std::ranges::fill_n(memory_.begin(), static_cast<std::ptrdiff_t>(offset), G{});
-    std::ranges::copy(values, memory_.begin() + offset);
-  }
-  std::span<const G> values() const { return std::span(memory_).subspan(offset_); }
-
- private:
-  lamina::detail::buffer<G> memory_;
-  std::size_t offset_;
-};
 
 /// A functor as a user writes one, applied to whole registers: its map ends in a product, which must not be fused with
 /// the sum that follows.

@@ -35,7 +35,7 @@ class Row:
     ramp_steps: int = 0  #: of dgc: steps at the beginning in which a fourth, a sixteenth, ... of the elements are sent
     low_pass: float = 1.0  #: of scalecom: the share of a step that its residual takes in; 1: all of it
     momentum_kept: float = 0.999  #: of demo
-    choice: str = "value"  #: of local, of choices.CHOICES: fragments by value, in turn, or all at once and then nothing for a while
+    choice: str = "value"  #: of local, of choices.CHOICES: fragments by representative value, in turn, or all at once and then nothing for a while
     value: str = "mean_abs"  #: of choice=value, of choices.VALUES
     age_power: float = 0.0  #: of choice=value: it is multiplied by its age, the steps since it was sent, to this power
     at_least_every: int = 0  #: of choice=value: a fragment that was dropped for so many steps goes out whatever its value; 0: never

@@ -18,6 +18,7 @@
 
 #include "accumulate.hpp"
 #include "lamina/lamina.hpp"
+#include "placed.hpp"
 #include "signed_mean.hpp"
 #include "support.hpp"
 
@@ -122,22 +123,6 @@ std::vector<G> numbers(kind of, std::mt19937& random, std::size_t count) {
   }
   return all;
 }
-
-// The same numbers `offset` elements after the start of a cache line.
-template <class G>
-class placed {
- public:
-  placed(std::span<const G> values, std::size_t offset) : memory_(offset + values.size()), offset_(offset) {
-    std::ranges::fill_n(memory_.begin(), static_cast<std::ptrdiff_t>(offset), G{});
-    std::ranges::copy(values, memory_.begin() + offset);
-  }
-  std::span<const G> values() const { return std::span(memory_).subspan(offset_); }
-  G* data() const { return memory_.data() + offset_; }
-
- private:
-  lamina::detail::buffer<G> memory_;
-  std::size_t offset_;
-};
 
 // Each length up to some rows with each misalignment, of one kind or another; and around a block and two.
 template <class G>

@@ -322,9 +322,9 @@ def followed(text, steps=700):
 
 
 def test_ages_count_as_asked():
-    """Of fragments whose local deltas grow as 1 to 64, by value the slowest comes about 64 times as rarely as the fastest, which can come
+    """Of fragments whose local deltas grow as 1 to 64, by representative value the slowest comes about 64 times as rarely as the fastest, which can come
     in every step; by score 8 times; in turn as often; and with a largest age no more rarely than that. By score the mean local delta is
-    least, by value the largest one."""
+    least, by representative value the largest one."""
     runs = {text: followed(text) for text in ("age_power=0", "age_power=0.5", "age_power=1", "age_power=4", "choice=turn")}
     ratios = {text: len(came[-1]) / len(came[0]) for text, (came, _) in runs.items()}
     assert ratios["age_power=0"] > 4 * ratios["age_power=1"] > 16
