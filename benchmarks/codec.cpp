@@ -146,6 +146,7 @@ BENCHMARK_CAPTURE(encode_segments, fp16, float16)->Apply(shares);
 BENCHMARK_CAPTURE(encode_segments, bf16, bfloat16)->Apply(shares);
 BENCHMARK_CAPTURE(encode_segments, int8, int8)->Apply(shares);
 BENCHMARK_CAPTURE(encode_segments, int4, int4)->Apply(shares);
+BENCHMARK_CAPTURE(encode_segments, ternary, ternary)->Apply(shares);
 BENCHMARK(encode_contiguous)->Apply(shares);
 BENCHMARK(decode)->Apply(shares);
 BENCHMARK_CAPTURE(restore, as_is, as_is)->Apply(shares);
@@ -153,6 +154,7 @@ BENCHMARK_CAPTURE(restore, fp16, float16)->Apply(shares);
 BENCHMARK_CAPTURE(restore, bf16, bfloat16)->Apply(shares);
 BENCHMARK_CAPTURE(restore, int8, int8)->Apply(shares);
 BENCHMARK_CAPTURE(restore, int4, int4)->Apply(shares);
+BENCHMARK_CAPTURE(restore, ternary, ternary)->Apply(shares);
 BENCHMARK(publish)->Apply(shares);
 
 }  // namespace

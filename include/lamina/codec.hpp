@@ -149,6 +149,7 @@ class frame_encoder {
   void convert(frame_kind kind, payload_type type, std::size_t layer, std::span<const T> elements,
                std::byte* to) const {
     if (kind != frame_kind::parameters) return detail::encode_payload(type, elements, to);
+    detail::check_parameters_type(type);
     if (has_blocks(type) && !detail::are_finite<T>(elements)) {
       detail::refuse<std::invalid_argument>("layer '", model_[layer].name, "' holds NaN or infinity, which ",
                                             detail::name_of(type), " cannot say");
@@ -175,7 +176,8 @@ inline std::error_code check_fields(const wire_header& header, bool is_of_own_ty
   const auto kind = static_cast<frame_kind>(header.kind);
   if (kind != frame_kind::gradients && kind != frame_kind::parameters && kind != frame_kind::updates)
     return errc::unknown_kind;
-  if (header.payload_type > static_cast<std::uint8_t>(payload_type::int4)) return errc::unknown_payload_type;
+  if (header.payload_type > static_cast<std::uint8_t>(payload_type::ternary))
+    return errc::unknown_payload_type;
   if ((header.flags & ~known_flags) != 0 || header.user_bytes > most_user_bytes || header.reserved != 0)
     return errc::nonzero_reserved;
   return {};
@@ -249,6 +251,10 @@ struct frame_decoder {
     if ((header.flags & flag_checksum) != 0)
       sum = checksum().add(bytes.first(checksum_offset)).add(bytes.subspan(wire_header_bytes)).value();
     if (header.checksum != sum) return errc::checksum_mismatch;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      const auto layer = payload.subspan(begins[l], begins[l + 1] - begins[l]);
+      if (is_present(l) && !has_fives(type, layer, model.sizes()[l])) return errc::bad_fives;
+    }
     if (type == payload_type::as_is && reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(T) != 0)
       return errc::misaligned_buffer;
 

@@ -247,7 +247,7 @@ class frame_view {
     check_layer(layer);
     return is_.bytes.subspan(is_.begins[layer], is_.begins[layer + 1] - is_.begins[layer]);
   }
-  /// Copies elements [begin, begin + to.size()) of a layer that was sent; of an int8 or int4 payload `begin` is a multiple of
+  /// Copies elements [begin, begin + to.size()) of a layer that was sent; of a payload with blocks `begin` is a multiple of
   /// payload_block_elements. Throws std::out_of_range if they are not there, and std::invalid_argument if `to` overlaps the payload.
   void copy(std::size_t layer, std::size_t begin, std::span<T> to) const {
     check_elements(layer, begin, to.size());

@@ -35,6 +35,8 @@ enum class payload_type : std::uint8_t {
   int8 = 3,
   /// An eighth of the bytes and 1/64 of a byte: as int8, with integers from -7 to 7, two to a byte.
   int4 = 4,
+  /// 1/18 of the bytes: each element is -1, 0 or 1 times a power of two that its block of 64 shares, five to a byte. Whoever sends in it has to keep what it leaves out: gradients and updates, no parameters.
+  ternary = 5,
 };
 
 /// Whether a frame carries a checksum of itself.
@@ -77,6 +79,9 @@ struct worker_options {
   std::uint64_t at_least_every = 0;
   /// Selects by score, the representative value times the steps since the fragment was last sent, in place of the value.
   bool by_score = false;
+  /// Of a local_delta alone, since a residual is nothing else: what a message leaves out waits in memory of its own, outside of what the
+  /// worker computes with, and joins the next message of its fragment. For payloads of few bits. Source: error feedback, Seide et al. 2014.
+  bool error_feedback = false;
   /// Layers of more elements are decided and sent in fragments of this size: a multiple of 4,096; 0: whole layers.
   std::size_t fragment_elements = 0;
   /// Momentum correction, in [0, 1): u <- m·u + g, a <- a + u, and u is cleared with what is sent; 0: off, and no memory for u. Of

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <span>
@@ -17,6 +18,7 @@
 #include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
+#include "lamina/detail/rows.hpp"
 #include "lamina/detail/simd.hpp"
 #include "lamina/half.hpp"
 #include "lamina/options.hpp"
@@ -27,16 +29,13 @@
 #endif
 
 /// How the elements of a layer that is sent are written. What rounding takes away of gradients is not lost: it goes back into the residual,
-/// exactly, so everything sent plus the residual is still the sum of the gradients. Of parameters it is lost. Read half.hpp before,
-/// frame.hpp after.
+/// exactly, so everything sent plus the residual is still the sum of the gradients. Of parameters it is lost. Read
+/// detail/rows.hpp before, frame.hpp after.
 namespace lamina::inline LAMINA_ABI {
-
-/// Elements that share one scale in payload_type::int8 and int4.
-inline constexpr std::size_t payload_block_elements = 64;
 
 /// Whether `type` writes integers in blocks that share a scale, so that a range of elements begins with a block.
 constexpr bool has_blocks(payload_type type) noexcept {
-  return type == payload_type::int8 || type == payload_type::int4;
+  return type == payload_type::int8 || type == payload_type::int4 || type == payload_type::ternary;
 }
 
 /// Blocks of a layer, the last of which may be shorter: the bytes of its scales.
@@ -55,6 +54,10 @@ constexpr std::size_t payload_bytes(payload_type type, std::size_t elements) noe
       return payload_blocks(elements) + elements;
     case payload_type::int4:
       return payload_blocks(elements) + elements / 2 + elements % 2;
+    case payload_type::ternary: {
+      const std::size_t last = elements % payload_block_elements;
+      return payload_blocks(elements) + elements / payload_block_elements * 13 + (last + 4) / 5;
+    }
     default:
       return elements * sizeof(T);
   }
@@ -64,13 +67,19 @@ namespace detail {
 
 /// Throws std::invalid_argument for what is none of the types.
 inline void check_payload_type(payload_type type) {
-  if (type <= payload_type::int4) return;
+  if (type <= payload_type::ternary) return;
   refuse<std::invalid_argument>("payload ", static_cast<int>(type), " is none of payload_type");
+}
+
+/// The same for one that no parameters are written in, since nobody would keep what it leaves out.
+inline void check_parameters_type(payload_type type) {
+  check_payload_type(type);
+  if (type == payload_type::ternary) refuse<std::invalid_argument>("payload: parameters cannot be ternary");
 }
 
 /// As errors name a type with blocks.
 inline std::string name_of(payload_type type) {
-  return type == payload_type::int4 ? "int4" : "int8";
+  return type == payload_type::ternary ? "ternary" : type == payload_type::int4 ? "int4" : "int8";
 }
 
 // The scale is 2^(byte - 127), as the E8M0 scale of the OCP microscaling formats: products with it are exact, and so is what remains.
@@ -121,23 +130,6 @@ constexpr T unsendable_from(double finest) noexcept {
                                                                       : std::numeric_limits<T>::infinity();
 }
 
-/// The bits of a magnitude, signed, since SSE2 compares no others; they compare as magnitudes do, NaN the largest.
-template <element T>
-constexpr bits_of<T> magnitude_pattern(T x) noexcept {
-  return std::bit_cast<bits_of<T>>(x) & (std::numeric_limits<bits_of<T>>::max)();
-}
-
-/// All ones where a magnitude is below a limit, else 0. By a shift: compilers make branches of a comparison that is used twice.
-template <element T>
-constexpr bits_of<T> mask_below(bits_of<T> magnitude, bits_of<T> limit) noexcept {
-  return (magnitude - limit) >> (8 * sizeof(T) - 1);
-}
-
-template <element T>
-constexpr bits_of<T> smaller(bits_of<T> magnitude, bits_of<T> limit) noexcept {
-  return limit + ((magnitude - limit) & mask_below<T>(magnitude, limit));
-}
-
 /// The nearest integer within the type's, ties to even; 0 of what cannot be sent. Like to_half without a branch and with magnitudes
 /// as integers: compilers vectorise a loop over it, and -ffast-math changes nothing.
 LAMINA_ANY_CALLER template <element T, payload_type Type, rest Rest = rest::is_kept>
@@ -180,28 +172,6 @@ constexpr Half to_half(T x) noexcept {
   return {static_cast<std::uint16_t>((sign & is_number) | (number & is_finite) | (not_finite & ~is_finite))};
 }
 
-/// Calls body(elements, count, begin) for each row of a block's elements, of which there are always as many: the last row is filled up with
-/// zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2 vectorises it.
-template <element T, class Body>
-LAMINA_ALWAYS_INLINE void for_each_row(std::span<const T> from, const Body& body) {
-  std::size_t begin = 0;
-  for (; from.size() - begin >= payload_block_elements; begin += payload_block_elements)
-    body(from.data() + begin, payload_block_elements, begin);
-  if (begin == from.size()) return;
-  std::array<T, payload_block_elements> last = {};
-  std::copy(from.begin() + static_cast<std::ptrdiff_t>(begin), from.end(), last.begin());
-  body(last.data(), from.size() - begin, begin);
-}
-
-/// Whether no magnitude of a row is beyond `most`, NaN being beyond all.
-template <element T>
-LAMINA_ALWAYS_INLINE bool is_row_within(const T* row, T most) noexcept {
-  bits_of<T> signs = 0;  // of which one is set where a magnitude is beyond
-  for (std::size_t i = 0; i < payload_block_elements; ++i)
-    signs |= std::bit_cast<bits_of<T>>(most) - magnitude_pattern(row[i]);
-  return signs >= 0;
-}
-
 /// A row of numbers that are all within the type's range, so that nothing is cut and nothing is left out.
 template <half_element Half, element T>
 LAMINA_ALWAYS_INLINE void narrow_row(const T* row,
@@ -241,18 +211,6 @@ void encode_half(std::span<const T> from, std::byte* to) noexcept {
   });
 }
 
-/// Calls body(to, count, begin) for each row to be written, the last one apart, as for_each_row.
-template <element T, class Body>
-LAMINA_ALWAYS_INLINE void write_each_row(std::span<T> to, const Body& body) {
-  std::size_t begin = 0;
-  for (; to.size() - begin >= payload_block_elements; begin += payload_block_elements)
-    body(to.data() + begin, payload_block_elements, begin);
-  if (begin == to.size()) return;
-  std::array<T, payload_block_elements> last;
-  body(last.data(), to.size() - begin, begin);
-  std::copy_n(last.begin(), to.size() - begin, to.begin() + static_cast<std::ptrdiff_t>(begin));
-}
-
 template <half_element Half, element T>
 void decode_half(const std::byte* from, std::span<T> to) noexcept {
   write_each_row(to, [&](T* row, std::size_t count, std::size_t begin) LAMINA_INLINED {
@@ -260,19 +218,6 @@ void decode_half(const std::byte* from, std::span<T> to) noexcept {
     std::memcpy(halves.data(), from + begin * sizeof(Half), count * sizeof(Half));
     widen_all<payload_block_elements>(halves.data(), row);
   });
-}
-
-// The pattern of a block's largest magnitude, NaN passed over if it is not to count.
-template <bool CountsNan, element T>
-LAMINA_ALWAYS_INLINE bits_of<T> largest_pattern(const T* block) noexcept {
-  constexpr bits_of<T> infinity = std::bit_cast<bits_of<T>>(std::numeric_limits<T>::infinity());
-  bits_of<T> largest = 0;
-  for (std::size_t i = 0; i < payload_block_elements; ++i) {
-    bits_of<T> magnitude = magnitude_pattern(block[i]);
-    if (!CountsNan) magnitude &= mask_below<T>(magnitude, infinity + 1);
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  return largest;
 }
 
 // The scale and the integers of a block.
@@ -344,6 +289,121 @@ void decode_integers(const std::byte* layer, std::size_t layer_elements, std::si
   });
 }
 
+/// Whether the bytes of a layer that is sent are fives where fives belong: they go from -121 to 121.
+inline bool has_fives(payload_type type, std::span<const std::byte> layer, std::size_t elements) noexcept {
+  return type != payload_type::ternary ||
+         std::ranges::all_of(layer.subspan(payload_blocks(elements)), [](std::byte five) {
+           return std::abs(static_cast<int>(static_cast<std::int8_t>(five))) <= 121;
+         });
+}
+
+// The bytes of a block, five integers to each.
+constexpr std::size_t ternary_stride(std::size_t count) noexcept {
+  return (count + 4) / 5;
+}
+
+// The scale of a block: the power of two that is nearest, in the logarithm, to the sum of squares over the sum of magnitudes. For a normal
+// and for a Laplace distribution that is the level of least square error, to 3 % (Max, Quantizing for minimum distortion, 1960), and of
+// zeros and one magnitude it is that magnitude: what was read is written as it was.
+template <element T>
+LAMINA_ALWAYS_INLINE std::uint8_t ternary_scale(const T* block) noexcept {
+  constexpr std::size_t sums = 8;
+  std::array<double, sums> magnitudes = {};
+  std::array<double, sums> squares = {};
+  for (std::size_t i = 0; i < payload_block_elements; i += sums) {
+    for (std::size_t k = 0; k < sums; ++k) {
+      const double magnitude = std::bit_cast<T>(magnitude_pattern(block[i + k]));
+      magnitudes[k] += magnitude;
+      squares[k] += magnitude * magnitude;
+    }
+  }
+  for (std::size_t half_of = sums / 2; half_of > 0; half_of /= 2) {
+    for (std::size_t k = 0; k < half_of; ++k) {
+      magnitudes[k] += magnitudes[k + half_of];
+      squares[k] += squares[k + half_of];
+    }
+  }
+  if (magnitudes[0] == 0) return static_cast<std::uint8_t>(smallest_scale + scale_bias);
+  const double level =
+      squares[0] / magnitudes[0] * 0x1.6a09e667f3bcdp0;  // times the root of 2, to be rounded down
+  const int exponent = static_cast<int>(std::bit_cast<std::int64_t>(level) >> 52) - 1023;
+  return static_cast<std::uint8_t>(std::clamp(exponent, int{smallest_scale}, int{largest_scale}) +
+                                   scale_bias);
+}
+
+// The scales of all blocks come first, then the fives: integers from -1 to 1, which stand for so many times the scale, as the sum of each times
+// 3^k. Integer k of byte j of a block is that of its element k * stride + j, so that registers hold neighbours. Of what is not finite, or
+// so large that what remains of it could not be written down, 0 is sent.
+template <element T>
+void encode_ternary(std::span<const T> from, std::byte* to) noexcept {
+  constexpr T most = sizeof(T) == 4 ? (std::numeric_limits<T>::max)() : T(0x1p140);
+  std::byte* fives_to = to + payload_blocks(from.size());
+  for_each_row(from, [&](const T* block, std::size_t count, std::size_t) LAMINA_INLINED {
+    std::array<T, payload_block_elements> sendable;
+    if (!is_row_within(block, most)) {
+      for (std::size_t i = 0; i < sendable.size(); ++i)
+        sendable[i] = magnitude_pattern(block[i]) <= std::bit_cast<bits_of<T>>(most) ? block[i] : T(0);
+      block = sendable.data();
+    }
+    const std::uint8_t scale = ternary_scale(block);
+    *to++ = std::byte{scale};
+    const T least = scale_value<T>(scale) / 2;
+    std::array<std::int8_t, 80> integers = {};
+    for (std::size_t i = 0; i < payload_block_elements; ++i)
+      integers[i] = static_cast<std::int8_t>((block[i] >= least) - (block[i] <= -least));
+    std::array<std::int8_t, 16> fives;
+    const std::size_t stride = ternary_stride(count);
+    const auto join = [&](std::size_t apart) LAMINA_INLINED {
+      for (std::size_t j = 0; j < fives.size(); ++j) {
+        fives[j] =
+            static_cast<std::int8_t>(integers[j] + 3 * integers[j + apart] + 9 * integers[j + 2 * apart] +
+                                     27 * integers[j + 3 * apart] + 81 * integers[j + 4 * apart]);
+      }
+    };
+    if (stride == 13) {
+      join(13);  // of a known length
+    } else {
+      join(stride);
+    }
+    std::memcpy(fives_to, fives.data(), stride);
+    fives_to += stride;
+  });
+}
+
+// `begin` is a multiple of payload_block_elements.
+template <element T>
+void decode_ternary(const std::byte* layer, std::size_t layer_elements, std::size_t begin,
+                    std::span<T> to) noexcept {
+  const std::byte* scales = layer + begin / payload_block_elements;
+  const std::byte* fives_from = layer + payload_blocks(layer_elements) + begin / payload_block_elements * 13;
+  write_each_row(to, [&](T* row, std::size_t, std::size_t first) LAMINA_INLINED {
+    const T scale = scale_value<T>(std::to_integer<std::uint8_t>(*scales++));
+    // Of the block, of which the row may be the beginning.
+    const std::size_t stride =
+        ternary_stride((std::min)(layer_elements - begin - first, payload_block_elements));
+    std::array<std::uint8_t, 16> fives = {};
+    std::memcpy(fives.data(), fives_from, stride);
+    for (std::uint8_t& five : fives) five = static_cast<std::uint8_t>(five + 121U);
+    std::array<std::int8_t, 80> integers = {};
+    const auto part = [&](std::size_t apart) LAMINA_INLINED {
+      for (std::size_t k = 0; k < 5; ++k) {
+        for (std::size_t j = 0; j < fives.size(); ++j) {
+          const auto third = static_cast<std::uint8_t>(fives[j] * 171U >> 9U);
+          integers[k * apart + j] = static_cast<std::int8_t>(fives[j] - 3 * third - 1);
+          fives[j] = third;
+        }
+      }
+    };
+    if (stride == 13) {
+      part(13);
+    } else {
+      part(stride);
+    }
+    for (std::size_t i = 0; i < payload_block_elements; ++i) row[i] = static_cast<T>(integers[i]) * scale;
+    fives_from += stride;
+  });
+}
+
 /// Writes `from` in a type other than as_is; `to` has payload_bytes() bytes.
 template <element T, rest Rest = rest::is_kept>
 void encode_payload(payload_type type, std::span<const T> from, std::byte* to) noexcept {
@@ -354,6 +414,8 @@ void encode_payload(payload_type type, std::span<const T> from, std::byte* to) n
       return encode_half<lamina::bfloat16, T, Rest>(from, to);
     case payload_type::int4:
       return encode_integers<payload_type::int4, T, Rest>(from, to);
+    case payload_type::ternary:
+      return encode_ternary(from, to);
     default:
       return encode_integers<payload_type::int8, T, Rest>(from, to);
   }
@@ -376,6 +438,8 @@ void decode_payload(payload_type type, const std::byte* layer, std::size_t layer
       return decode_integers<payload_type::int8>(layer, layer_elements, begin, to);
     case payload_type::int4:
       return decode_integers<payload_type::int4>(layer, layer_elements, begin, to);
+    case payload_type::ternary:
+      return decode_ternary(layer, layer_elements, begin, to);
   }
 }
 

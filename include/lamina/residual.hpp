@@ -172,7 +172,7 @@ class residual_accumulator {
   }
 
   /// a_l <- a_l − what a payload says of it: it was sent, and what rounding took away stays. Exact. Of elements [begin, end) alone as
-  /// clear(); throws std::invalid_argument for an int8 or int4 payload unless `begin` is a multiple of payload_block_elements.
+  /// clear(); throws std::invalid_argument for a payload with blocks unless `begin` is a multiple of payload_block_elements.
   void subtract(std::size_t layer, payload_type type, std::size_t begin = 0, std::size_t end = to_the_end) {
     check_range(layer, begin, end);
     if (has_blocks(type) && begin % payload_block_elements != 0) {

@@ -78,6 +78,7 @@ class server {
         updated_(fragments()),
         updated_at_(fragments().layers(), 1),
         step_(options_.first_step) {
+    detail::check_parameters_type(options_.payload);
     if (options_.nodes.empty()) options_.nodes.assign(options_.workers, 1);
     if (options_.nodes.empty()) detail::refuse<std::invalid_argument>("a server needs at least one worker");
     for (std::size_t s = 0; s < options_.nodes.size(); ++s) {

@@ -138,7 +138,7 @@ TEST_CASE("conservation: delivered and residual are the sum of the gradients, at
 
 TEST_CASE("conservation: with every payload type, both stops, momentum, a budget, an age and fragments") {
   for (const payload_type payload : {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
-                                     payload_type::int8, payload_type::int4}) {
+                                     payload_type::int8, payload_type::int4, payload_type::ternary}) {
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
       CAPTURE(static_cast<int>(payload), static_cast<int>(stop));
       check_variant<double>(

@@ -265,7 +265,7 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
   CHECK(opened(with(good, prefix + 32, ~std::uint32_t{0})) == errc::wrong_layout);
   CHECK(opened(with(good, prefix + 36, std::uint16_t{1})) == errc::unexpected_sequence);
   CHECK(opened(with(good, prefix + 38, std::uint8_t{1})) == errc::wrong_payload_type);
-  CHECK(opened(with(good, prefix + 38, std::uint8_t{5})) == errc::unknown_payload_type);
+  CHECK(opened(with(good, prefix + 38, std::uint8_t{6})) == errc::unknown_payload_type);
   CHECK(opened(with(good, prefix + 39, std::uint8_t{65})) == errc::nonzero_reserved);
   CHECK(opened(with(good, prefix + 40, std::uint64_t{3161})) == errc::bad_payload_size);
   CHECK(opened(with(good, prefix + 40, ~std::uint64_t{0})) == errc::bad_payload_size);

@@ -71,7 +71,7 @@ struct recorded_transfer {
 }  // namespace
 
 TEST_CASE("order: the same packets in any order, each twice, give the same bytes") {
-  for (const payload_type type : {payload_type::as_is, payload_type::int8, payload_type::int4}) {
+  for (const payload_type type : {payload_type::as_is, payload_type::int4, payload_type::ternary}) {
     recorded_transfer recorded(type, 0);
     const bytes expected = recorded.made.frame().to_bytes();
     std::vector<bytes> twice = recorded.packets;
@@ -93,7 +93,7 @@ TEST_CASE("order: the same packets in any order, each twice, give the same bytes
 }
 
 TEST_CASE("order: what has arrived before the freeze decides, and nothing that comes after it") {
-  for (const payload_type type : {payload_type::as_is, payload_type::int8, payload_type::int4}) {
+  for (const payload_type type : {payload_type::as_is, payload_type::int4, payload_type::ternary}) {
     recorded_transfer recorded(type, 300'000);
     // All fragments but the short one miss some.
     std::vector<bytes> early, late;

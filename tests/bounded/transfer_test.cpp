@@ -16,7 +16,7 @@ using bounded::chunk_grid;
 namespace {
 
 constexpr std::array every_type = {payload_type::as_is, payload_type::float16, payload_type::bfloat16,
-                                   payload_type::int8, payload_type::int4};
+                                   payload_type::int8,  payload_type::int4,    payload_type::ternary};
 
 // Some of the fragments of 0, 1, 2, 10 and 1,000 chunks.
 lamina::layout random_fragments(std::mt19937& random, std::size_t chunk_elements) {

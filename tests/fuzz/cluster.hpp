@@ -71,7 +71,7 @@ lamina::worker_options options_of(input& in) {
   options.drop_ratio = in.one_of<double, 5>({0.5, 0.9, 0.99, 0, 1});
   options.at_least_every = in.below(4);
   if (in.below(4) == 3) options.send_budget = 0.3;
-  options.payload = static_cast<lamina::payload_type>(in.below(5));
+  options.payload = static_cast<lamina::payload_type>(in.below(6));
   return options;
 }
 

@@ -36,7 +36,7 @@ worker_options options_of(input& in, bool& is_valid) {
   options.fragment_elements = in.one_of<std::size_t, 5>({0, 0, 4096, 8192, 100});
   options.momentum = number(in, in.one_of<double, 5>({0, 0, 0.5, 0.9, raw}));
   if (in.flag()) options.non_finite = lamina::non_finite::skip;
-  options.payload = static_cast<lamina::payload_type>(in.below(5));
+  options.payload = static_cast<lamina::payload_type>(in.below(6));
   options.sender = in.value<std::uint32_t>();
   options.search_every = in.below(5);
   const std::size_t fixed = in.below(6);

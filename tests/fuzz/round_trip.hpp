@@ -99,7 +99,9 @@ void round_trip(input& in) {
     constexpr std::array kinds = {lamina::frame_kind::gradients, lamina::frame_kind::parameters,
                                   lamina::frame_kind::updates};
     const auto kind = kinds[in.below(kinds.size())];
-    const auto type = static_cast<payload_type>(in.below(5));
+    const auto any_type = static_cast<payload_type>(in.below(6));
+    const bool is_refused = kind == lamina::frame_kind::parameters && any_type == payload_type::ternary;
+    const auto type = is_refused ? payload_type::int4 : any_type;
     const auto step = in.value<std::uint64_t>();
     const auto sender = in.value<std::uint32_t>();
     const bytes user = in.take(in.below(9));

@@ -13,7 +13,7 @@ using namespace lamina_test;
 
 void fuzz_one(input in) {
   const lamina::layout model = lamina_fuzz::model_of(in);
-  const auto type = static_cast<payload_type>(in.below(5));
+  const auto type = static_cast<payload_type>(in.below(6));
   const auto bound_ppm = static_cast<std::uint32_t>(in.below(6) * 100'000);
   const stop_policy stop = in.flag() ? stop_policy::eager : stop_policy::on_probe;
   std::mt19937 random = in.random();

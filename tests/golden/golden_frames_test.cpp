@@ -82,8 +82,8 @@ golden_row row_of(const std::string& kind, std::istream& words) {
   row.header.kind =
       static_cast<lamina::frame_kind>(1U << place_of(frame_kind, {"gradients", "parameters", "updates"}));
   row.is_double = place_of(elements, {"float", "double"}) == 1;
-  row.header.payload =
-      static_cast<payload_type>(place_of(payload, {"as_is", "binary16", "bfloat16", "int8", "int4"}));
+  row.header.payload = static_cast<payload_type>(
+      place_of(payload, {"as_is", "binary16", "bfloat16", "int8", "int4", "ternary"}));
   if (checksum == "none") row.header.checksum = lamina::frame_checksum::none;
   row.header.is_last = place_of(place, {"more", "last"}) == 1;
   for (std::size_t i = 0; user != "-" && i < user.size(); i += 2)
@@ -147,10 +147,15 @@ bytes contents_of(const std::string& file) {
 template <class T>
 std::vector<T> golden_elements(std::size_t layer, std::size_t count, payload_type type) {
   const int most = type == payload_type::int4 ? 7 : 127;
+  const bool is_ternary = type == payload_type::ternary;
   std::vector<T> values(count);
   for (std::size_t i = 0; i < count; ++i) {
     const int k =
-        static_cast<int>((37 * i + 101 * layer + 11) % (2 * static_cast<std::size_t>(most) + 1)) - most;
+        is_ternary
+            ? (i % 64 % 3 == 0        ? 0
+               : (i + layer) % 2 == 0 ? 1
+                                      : -1)
+            : static_cast<int>((37 * i + 101 * layer + 11) % (2 * static_cast<std::size_t>(most) + 1)) - most;
     values[i] = std::ldexp(static_cast<T>(k), static_cast<int>((layer + i / 64) % 8) - 4);
   }
   return values;
@@ -249,7 +254,7 @@ TEST_CASE("golden frames: the table names every file, and every kind with every 
         {static_cast<int>(row.header.kind), row.is_double, static_cast<int>(row.header.payload)});
   }
   for (const golden_row& row : table().specials) named.insert(row.file);
-  CHECK(combinations.size() == 3 * 2 * 5);
+  CHECK(combinations.size() == 3 * 2 * 5 + 2 * 2);  // no parameters are ternary
   CHECK(table().sizes.size() > 10);
   for (const auto& entry : fs::directory_iterator(directory / "frames"))
     files.insert(entry.path().filename().string());

@@ -22,7 +22,7 @@ CHECKSUM_AT = 56
 ELEMENTS = {1: "float", 2: "double"}
 ELEMENT_BYTES = {"float": 4, "double": 8}
 KINDS = {1: "gradients", 2: "parameters", 4: "updates"}
-PAYLOADS = {0: "as_is", 1: "binary16", 2: "bfloat16", 3: "int8", 4: "int4"}
+PAYLOADS = {0: "as_is", 1: "binary16", 2: "bfloat16", 3: "int8", 4: "int4", 5: "ternary"}
 HAS_CHECKSUM, IS_LAST = 1, 2
 
 
@@ -88,7 +88,7 @@ def bytes_before_payload(layers: int, user: int = 0) -> int:
 def layer_bytes(payload_type: str, element_type: str, elements: int) -> int:
     blocks = (elements + 63) // 64
     return {"as_is": elements * ELEMENT_BYTES[element_type], "int8": blocks + elements,
-            "int4": blocks + (elements + 1) // 2}.get(payload_type, 2 * elements)
+            "int4": blocks + (elements + 1) // 2, "ternary": blocks + elements // 64 * 13 + (elements % 64 + 4) // 5}.get(payload_type, 2 * elements)
 
 
 def as_float(value: float) -> float:
@@ -107,7 +107,16 @@ def elements_of(data: bytes, payload_type: str, element_type: str, count: int) -
         return [struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in struct.unpack(f"<{count}H", data)]
     blocks = (count + 63) // 64
     scales = [0.0 if byte == 0 else math.inf if byte == 255 else 2.0 ** (byte - 127) for byte in data[:blocks]]
-    if payload_type == "int8":
+    if payload_type == "ternary":
+        integers = []
+        for begin in range(0, count, 64):
+            size = min(64, count - begin)
+            stride = (size + 4) // 5
+            block = data[blocks + begin // 64 * 13:][:stride]
+            fives = struct.unpack(f"<{stride}b", block)
+            refuse_if(any(abs(five) > 121 for five in fives), "bad_fives")
+            integers += [(fives[i % stride] + 121) // 3 ** (i // stride) % 3 - 1 for i in range(size)]
+    elif payload_type == "int8":
         integers = struct.unpack(f"<{count}b", data[blocks:])
     else:
         halves = [half for byte in data[blocks:] for half in (byte & 15, byte >> 4)][:count]

@@ -217,8 +217,8 @@ void print_elements() {
 
 template <class T>
 void print_payloads() {
-  for (const auto type :
-       {payload_type::float16, payload_type::bfloat16, payload_type::int8, payload_type::int4}) {
+  for (const auto type : {payload_type::float16, payload_type::bfloat16, payload_type::int8,
+                          payload_type::int4, payload_type::ternary}) {
     digest payloads("payload " + std::to_string(static_cast<int>(type)) + ", " + name_of<T>());
     for_each_case<T>([&](std::vector<T> values, std::size_t offset) {
       if (offset == 0 && !values.empty()) values[values.size() / 2] = std::numeric_limits<T>::infinity();
@@ -235,7 +235,7 @@ void print_payloads() {
 template <class T>
 void print_frames() {
   const lamina::layout model = model_of({5000, 0, 70, 4096, 1});
-  for (int type = 0; type < 5; ++type) {
+  for (int type = 0; type < 6; ++type) {
     digest frames("frames of payload " + std::to_string(type) + ", " + name_of<T>());
     lamina::worker<T> worker(
         model, {.drop_ratio = 0.5, .momentum = 0.9, .payload = static_cast<payload_type>(type), .sender = 3});

@@ -59,7 +59,7 @@ inline setting setting_of(std::uint64_t seed, bool is_synchronous) {
   options.fragment_elements = one_of(0, 4096);
   options.payload =
       one_of(lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
-             lamina::payload_type::int8, lamina::payload_type::int4);
+             lamina::payload_type::int8, lamina::payload_type::int4, lamina::payload_type::ternary);
   options.non_finite = one_of(lamina::non_finite::refuse, lamina::non_finite::skip);
   options.by_score = random() % 4 == 0;
   if (random() % 3 == 0) {
@@ -82,7 +82,7 @@ inline setting lossy(setting run, double inject_loss, std::uint32_t bound_ppm) {
 }
 
 inline std::string described(const setting& each) {
-  static constexpr std::array payloads = {"as_is", "float16", "bfloat16", "int8", "int4"};
+  static constexpr std::array payloads = {"as_is", "float16", "bfloat16", "int8", "int4", "ternary"};
   const lamina::worker_options& options = each.options;
   std::ostringstream text;
   text << "seed " << each.seed << (each.is_synchronous ? " sync" : " async");

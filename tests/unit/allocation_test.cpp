@@ -76,7 +76,7 @@ TEMPLATE_TEST_CASE("allocation: the commit of a frame that arrived in part alloc
   const lamina::layout model = model_of({5000, 64, 9000, 1});
   for (const auto payload :
        {lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
-        lamina::payload_type::int8, lamina::payload_type::int4}) {
+        lamina::payload_type::int8, lamina::payload_type::int4, lamina::payload_type::ternary}) {
     for (const double momentum : {0.0, 0.5}) {
       lamina::worker<TestType> worker(model, {.drop_ratio = 0, .momentum = momentum, .payload = payload});
       for (int t = 1; t <= 3; ++t) {

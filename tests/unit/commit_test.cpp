@@ -153,7 +153,7 @@ TEST_CASE("commit: a budget is charged for what was lost, since it crossed the n
 
 TEMPLATE_TEST_CASE("commit: what was packed is committed by what arrived of it", "", float, double) {
   // The payload is of frames; packed elements are as they are, and their chunks need no multiple of 64.
-  for (const payload_type payload : {payload_type::as_is, payload_type::int8, payload_type::int4}) {
+  for (const payload_type payload : {payload_type::as_is, payload_type::int8, payload_type::ternary}) {
     lamina::worker<TestType> worker(model_of({10, 6}), {.drop_ratio = 0, .payload = payload});
     const auto x = static_cast<TestType>(0.3);
     auto step =

@@ -79,7 +79,7 @@ TEMPLATE_TEST_CASE("codec: each field of the header is checked by name", "", flo
       CHECK(flip(&wire_header::reserved, bit) == errc::nonzero_reserved);
     for (const unsigned number : {65, 255})
       CHECK(put(&wire_header::user_bytes, number) == errc::nonzero_reserved);
-    for (unsigned number = 5; number < 256; ++number)
+    for (unsigned number = 6; number < 256; ++number)
       CHECK(put(&wire_header::payload_type, number) == errc::unknown_payload_type);
     for (const payload_type other : payload_types) {
       const bool has_its_size =

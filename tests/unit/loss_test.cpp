@@ -42,6 +42,9 @@ void zero_holes(bytes& all, const lamina::delivery& arrived) {
         case payload_type::int4:
           zero(begin / 64, end / 64 + (end % 64 != 0));
           return zero(scales + begin / 2, scales + end / 2 + end % 2);
+        case payload_type::ternary:
+          zero(begin / 64, end / 64 + (end % 64 != 0));
+          return zero(scales + begin / 64 * 13, scales + end / 64 * 13 + (end % 64 + 4) / 5);
         default:
           return zero(begin * 2, end * 2);
       }

@@ -232,7 +232,7 @@ TEMPLATE_TEST_CASE(
 TEST_CASE("numbers: frames of normal numbers are bitwise identical where denormals are flushed") {
   for (const auto payload :
        {lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
-        lamina::payload_type::int8, lamina::payload_type::int4}) {
+        lamina::payload_type::int8, lamina::payload_type::int4, lamina::payload_type::ternary}) {
     const lamina::layout model = model_of({300, 4097, 5});
     const auto run = [&] {
       std::mt19937 random(73);

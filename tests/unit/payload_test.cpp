@@ -265,6 +265,100 @@ TEST_CASE("payload: int4 is two integers a byte, the first in the lower half") {
         std::vector<float>{-16, 14});
 }
 
+// By docs/wire-format.md: the scale of block `b`, and the integers of its elements.
+struct ternary_block {
+  double scale;
+  std::vector<int> integers;
+};
+ternary_block ternary_block_of(const bytes& wire, std::size_t elements, std::size_t b) {
+  const std::size_t blocks = (elements + 63) / 64;
+  const std::size_t count = std::min<std::size_t>(64, elements - 64 * b);
+  const std::size_t stride = (count + 4) / 5;
+  ternary_block read{std::ldexp(1.0, std::to_integer<int>(wire[b]) - 127), {}};
+  for (std::size_t i = 0; i < count; ++i) {
+    int five = std::bit_cast<std::int8_t>(wire[blocks + 13 * b + i % stride]) + 121;
+    for (std::size_t k = 0; k < i / stride; ++k) five /= 3;
+    read.integers.push_back(five % 3 - 1);
+  }
+  return read;
+}
+
+TEMPLATE_TEST_CASE(
+    "payload: ternary sends what is at least half of a scale, which is nearest to squares over magnitudes",
+    "", float, double) {
+  std::mt19937 random(341);
+  for (const std::size_t elements : {1, 4, 5, 6, 63, 64, 65, 69, 128, 4097}) {
+    for (const int size : {-90, -20, 0, 30, 100}) {
+      const auto values = of_all_sizes<TestType>(random, elements, size - 4, size);
+      const bytes wire = encoded(payload_type::ternary, values);
+      CHECK(wire.size() == (elements + 63) / 64 + elements / 64 * 13 + (elements % 64 + 4) / 5);
+      const auto back = decoded<TestType>(payload_type::ternary, wire, elements);
+      for (std::size_t b = 0; 64 * b < elements; ++b) {
+        const ternary_block block = ternary_block_of(wire, elements, b);
+        double magnitudes = 0;
+        double squares = 0;
+        for (std::size_t i = 0; i < block.integers.size(); ++i) {
+          const double value = values[64 * b + i];
+          magnitudes += std::abs(value);
+          squares += value * value;
+          const int integer = std::abs(value) < block.scale / 2 ? 0 : value < 0 ? -1 : 1;
+          REQUIRE(block.integers[i] == integer);
+          REQUIRE(double{back[64 * b + i]} == integer * block.scale);
+        }
+        REQUIRE(std::abs(std::log2(block.scale * magnitudes / squares)) <= 0.5000001);
+      }
+      // Any range that begins with a block.
+      for (std::size_t begin = 0; begin < elements; begin += 64) {
+        std::vector<TestType> some(std::min<std::size_t>(elements - begin, 100));
+        lamina::detail::decode_payload<TestType>(payload_type::ternary, wire.data(), elements, begin, some);
+        REQUIRE(std::equal(some.begin(), some.end(), back.begin() + static_cast<std::ptrdiff_t>(begin)));
+      }
+      REQUIRE(leaves_exact_residual(payload_type::ternary, values));
+      REQUIRE(encoded(payload_type::ternary, back) == wire);  // what was read is written as it was
+    }
+  }
+  CHECK(encoded<TestType>(payload_type::ternary, {0, 0, 0}) == bytes{std::byte{7}, std::byte{0}});
+}
+
+TEMPLATE_TEST_CASE("payload: ternary passes over what is not finite, and takes the smallest and the largest",
+                   "", float, double) {
+  using limits = std::numeric_limits<TestType>;
+  for (const TestType bad : {limits::quiet_NaN(), limits::infinity(), -limits::infinity()}) {
+    const auto sent = round_trip<TestType>(payload_type::ternary, {1, bad, -1, 0});
+    CHECK(sent == round_trip<TestType>(payload_type::ternary, {1, 0, -1, 0}));
+    CHECK(sent == std::vector<TestType>{1, 0, -1, 0});
+  }
+  CHECK(leaves_exact_residual<TestType>(payload_type::ternary, {limits::denorm_min(), -limits::min(),
+                                                                TestType(0x1p-119), TestType(-0x1p-121)}));
+  CHECK(leaves_exact_residual<TestType>(payload_type::ternary, {limits::max(), -limits::max() / 4, 1}));
+  const auto most = static_cast<TestType>(std::numeric_limits<float>::max());
+  CHECK(round_trip<TestType>(payload_type::ternary, {most, -most}) ==
+        std::vector<TestType>{TestType(0x1p120), TestType(-0x1p120)});
+}
+
+TEST_CASE("payload: ternary is of gradients and updates, and a byte that is no five integers is refused") {
+  const lamina::layout model = model_of({64, 3});
+  const tensors<float> layers = {std::vector<float>(64, 1.0F), {1, -1, 0}};
+  const auto sent = everything(model);
+  CHECK(throws<std::invalid_argument>([&] {
+    frame_of(sent, layers, {.kind = lamina::frame_kind::parameters, .payload = payload_type::ternary});
+  }));
+  CHECK(throws<std::invalid_argument>(
+      [&] { lamina::server<float>(model, {.payload = payload_type::ternary}); }));
+  for (const auto kind : {lamina::frame_kind::gradients, lamina::frame_kind::updates}) {
+    const bytes frame =
+        without_checksum(frame_of(sent, layers, {.kind = kind, .payload = payload_type::ternary}));
+    CHECK(refusal<float>(frame, model) == lamina::errc{});
+    for (std::size_t at = payload_at; at < frame.size(); ++at) {
+      bytes changed = frame;
+      changed[at] = std::byte{122};
+      // A scale of 2^-5 is one; five integers are of -121 to 121.
+      const bool is_scale = at == payload_at || at == payload_at + 14;
+      CHECK(refusal<float>(changed, model) == (is_scale ? lamina::errc{} : lamina::errc::bad_fives));
+    }
+  }
+}
+
 // A row of 64 has its loops, and so has what is left of one; every element is treated as it would be alone with the block's largest.
 TEMPLATE_TEST_CASE("payload: no element's place changes what is written of it", "", float, double) {
   std::mt19937 random(320);

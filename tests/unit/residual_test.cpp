@@ -118,8 +118,9 @@ TEMPLATE_TEST_CASE("residual: subtract takes out what a payload says, and the ve
                    double) {
   std::mt19937 random(505);
   const std::size_t length = 2 * 4096 + 70;
-  for (const auto type : {lamina::payload_type::float16, lamina::payload_type::bfloat16,
-                          lamina::payload_type::int8, lamina::payload_type::int4}) {
+  for (const auto type :
+       {lamina::payload_type::float16, lamina::payload_type::bfloat16, lamina::payload_type::int8,
+        lamina::payload_type::int4, lamina::payload_type::ternary}) {
     lamina::residual_accumulator<TestType> residual(model_of({3, length, 2}), {.momentum = 0.5});
     const std::vector<TestType> ones(3, TestType(1));
     accumulate(residual, 0, ones);

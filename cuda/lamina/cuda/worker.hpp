@@ -235,6 +235,9 @@ class worker {
     if (model.layers() == 0) throw std::invalid_argument("a model without layers has nothing to compress");
     if (options.memory != nullptr)
       throw std::invalid_argument("options.memory is the host's: give the device's as an argument");
+    if (options.payload == payload_type::ternary)
+      throw std::invalid_argument("options.payload: no device writes ternary yet");
+    if (options.error_feedback) throw std::invalid_argument("options.error_feedback is of local_delta");
     if (options.frame_checksum == frame_checksum::none)
       throw std::invalid_argument("options.frame_checksum: finish_frame() adds one");
     return options;

@@ -38,14 +38,14 @@ inline constexpr std::uint32_t most_bound_ppm = 500'000;
 
 namespace detail {
 
-/// Elements that are not cut apart: int8 and int4 have a scale for each block.
+/// Elements that are not cut apart: int8, int4 and ternary have a scale for each block.
 [[nodiscard]] constexpr std::size_t chunk_unit(payload_type type) noexcept {
   return has_blocks(type) ? payload_block_elements : 8;
 }
 
 }  // namespace detail
 
-/// Elements of a chunk: as many as fit into `data_bytes`, a multiple of 8, and of 64 in int8 and int4. Throws std::invalid_argument where
+/// Elements of a chunk: as many as fit into `data_bytes`, a multiple of 8, and of 64 in int8, int4 and ternary. Throws std::invalid_argument where
 /// not even these fit.
 template <element T>
 [[nodiscard]] constexpr std::size_t chunk_elements(payload_type type, std::size_t data_bytes) {
@@ -61,7 +61,7 @@ template <element T>
 /// Where chunks lie: how the fragments of a model are cut when they are sent in one payload type. Both ends of a transfer build the same.
 class chunk_grid {
  public:
-  /// Bytes of one chunk within the payload of its fragment: one range, and of int8 and int4 two, scales and integers.
+  /// Bytes of one chunk within the payload of its fragment: one range, and of int8, int4 and ternary two, scales and integers.
   struct piece {
     std::size_t begin = 0;
     std::size_t bytes = 0;
@@ -70,7 +70,7 @@ class chunk_grid {
   /// \param fragments           the layout of the frames: worker::fragments() where layers are cut
   /// \param type            how the elements are written
   /// \param chunk_elements  see chunk_elements()
-  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8 and int4, or larger than a datagram; a
+  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8, int4 and ternary, or larger than a datagram; a
   ///                                fragment of more than 2^32 - 1 chunks; more than 2^32 - 1 fragments
   template <element T>
   [[nodiscard]] static chunk_grid of(const layout& fragments, payload_type type, std::size_t chunk_elements) {
@@ -271,7 +271,7 @@ class frame_chunks {
 
   [[nodiscard]] std::span<const chunk> in_sending_order() const& noexcept { return order_; }
   void in_sending_order() const&& = delete;  // it would be gone
-  /// The bytes of one chunk of the frame where they lie: one span; of int8 and int4 two, scales and integers.
+  /// The bytes of one chunk of the frame where they lie: one span; of int8, int4 and ternary two, scales and integers.
   [[nodiscard]] std::array<std::span<const std::byte>, 2> bytes_of(const chunk& which) const noexcept {
     const auto pieces = grid_.pieces(which.fragment, which.index);
     const std::span<const std::byte> fragment = fragments_[which.fragment];

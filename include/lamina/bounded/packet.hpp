@@ -122,7 +122,7 @@ inline bool has_good_check(std::span<const std::byte> datagram, keyed_check& che
 /// A packet to send: its header, and where its elements lie.
 struct outgoing_packet {
   std::array<std::byte, packet_header_bytes> header{};
-  std::array<std::span<const std::byte>, 2> data;  ///< one piece, of int8 and int4 two
+  std::array<std::span<const std::byte>, 2> data;  ///< one piece, of int8, int4 and ternary two
   std::uint8_t tag = 0;
 
   [[nodiscard]] std::size_t size_bytes() const noexcept {

@@ -47,6 +47,8 @@ struct worker_state {
         is_stale(cut.fragments().layers(), char{1}) {
     if (model.layers() == 0) refuse<std::invalid_argument>("a model without layers has nothing to compress");
     check_payload_type(given.payload);
+    if (given.error_feedback)
+      refuse<std::invalid_argument>("error_feedback is of local_delta: a residual is nothing else");
   }
 
   enum class mark : char { none, skipped, gradient };

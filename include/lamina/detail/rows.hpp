@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <limits>
+#include <span>
+
+#include "lamina/detail/abi.hpp"
+#include "lamina/detail/finite.hpp"
+#include "lamina/tensor.hpp"
+
+/// Rows of 64 elements, whose loops have a known length, and the bits of magnitudes: what payloads are written with. Read tensor.hpp
+/// before, payload.hpp after.
+namespace lamina::inline LAMINA_ABI {
+
+/// Elements that share one scale in payload_type::int8, int4 and ternary.
+inline constexpr std::size_t payload_block_elements = 64;
+
+namespace detail {
+
+/// The bits of a magnitude, signed, since SSE2 compares no others; they compare as magnitudes do, NaN the largest.
+template <element T>
+constexpr bits_of<T> magnitude_pattern(T x) noexcept {
+  return std::bit_cast<bits_of<T>>(x) & (std::numeric_limits<bits_of<T>>::max)();
+}
+
+/// All ones where a magnitude is below a limit, else 0. By a shift: compilers make branches of a comparison that is used twice.
+template <element T>
+constexpr bits_of<T> mask_below(bits_of<T> magnitude, bits_of<T> limit) noexcept {
+  return (magnitude - limit) >> (8 * sizeof(T) - 1);
+}
+
+template <element T>
+constexpr bits_of<T> smaller(bits_of<T> magnitude, bits_of<T> limit) noexcept {
+  return limit + ((magnitude - limit) & mask_below<T>(magnitude, limit));
+}
+
+/// Calls body(elements, count, begin) for each row of a block's elements, of which there are always as many: the last row is filled up with
+/// zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2 vectorises it.
+template <element T, class Body>
+LAMINA_ALWAYS_INLINE void for_each_row(std::span<const T> from, const Body& body) {
+  std::size_t begin = 0;
+  for (; from.size() - begin >= payload_block_elements; begin += payload_block_elements)
+    body(from.data() + begin, payload_block_elements, begin);
+  if (begin == from.size()) return;
+  std::array<T, payload_block_elements> last = {};
+  std::copy(from.begin() + static_cast<std::ptrdiff_t>(begin), from.end(), last.begin());
+  body(last.data(), from.size() - begin, begin);
+}
+
+/// Whether no magnitude of a row is beyond `most`, NaN being beyond all.
+template <element T>
+LAMINA_ALWAYS_INLINE bool is_row_within(const T* row, T most) noexcept {
+  bits_of<T> signs = 0;  // of which one is set where a magnitude is beyond
+  for (std::size_t i = 0; i < payload_block_elements; ++i)
+    signs |= std::bit_cast<bits_of<T>>(most) - magnitude_pattern(row[i]);
+  return signs >= 0;
+}
+
+/// Calls body(to, count, begin) for each row to be written, the last one apart, as for_each_row.
+template <element T, class Body>
+LAMINA_ALWAYS_INLINE void write_each_row(std::span<T> to, const Body& body) {
+  std::size_t begin = 0;
+  for (; to.size() - begin >= payload_block_elements; begin += payload_block_elements)
+    body(to.data() + begin, payload_block_elements, begin);
+  if (begin == to.size()) return;
+  std::array<T, payload_block_elements> last;
+  body(last.data(), to.size() - begin, begin);
+  std::copy_n(last.begin(), to.size() - begin, to.begin() + static_cast<std::ptrdiff_t>(begin));
+}
+
+// The pattern of a block's largest magnitude, NaN passed over if it is not to count.
+template <bool CountsNan, element T>
+LAMINA_ALWAYS_INLINE bits_of<T> largest_pattern(const T* block) noexcept {
+  constexpr bits_of<T> infinity = std::bit_cast<bits_of<T>>(std::numeric_limits<T>::infinity());
+  bits_of<T> largest = 0;
+  for (std::size_t i = 0; i < payload_block_elements; ++i) {
+    bits_of<T> magnitude = magnitude_pattern(block[i]);
+    if (!CountsNan) magnitude &= mask_below<T>(magnitude, infinity + 1);
+    largest = magnitude > largest ? magnitude : largest;
+  }
+  return largest;
+}
+
+}  // namespace detail
+
+}  // namespace lamina::inline LAMINA_ABI
