@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-// Any bytes load into a worker or are refused by name, and then nothing has changed; what was loaded is saved as it was.
+// Any bytes load into a worker, or into a local delta, or are refused by name, and then nothing has changed; what was loaded is saved as it was.
 #include <algorithm>
 #include <optional>
 
 #include "fuzz.hpp"
 #include "lamina/codec.hpp"
+#include "lamina/local/local.hpp"
 #include "steps.hpp"
 
 namespace lamina_fuzz::of_state {
@@ -144,10 +145,67 @@ void load_and_merge(input& in) {
   if (is_loaded) one_step(own, random);
 }
 
+template <class T>
+void load_delta(input& in) {
+  const lamina::layout& model = some_model(in);
+  std::mt19937 random(2);
+  lamina::worker_options options;
+  options.drop_ratio = 0.5;
+  options.error_feedback = in.flag();
+  if (in.flag()) options.payload = lamina::payload_type::ternary;
+  lamina::local_delta<T> own(model, options);
+  const auto shared = lamina_test::zeros_like<T>(model);
+  const auto one_step = [&] {
+    own.observe_all(shared, lamina_test::rounding_gradients<T>(random, model));
+    own.select();
+    own.commit_lost();
+  };
+  const auto local = lamina_test::rounding_gradients<T>(random, model);
+  for (std::size_t steps = in.below(4); steps > 0; --steps) {  // which stay under way
+    own.observe_all(shared, local);
+    own.encode(shared, local);
+    own.commit();
+  }
+  const bytes before = own.save();
+  bytes state = before;
+  const std::size_t how = in.below(3);
+  for (std::size_t changes = in.below(4); changes > 0; --changes) {
+    const auto number = in.value<std::uint32_t>();
+    std::memcpy(state.data() + in.value<std::uint16_t>() % (state.size() - sizeof number), &number,
+                sizeof number);
+  }
+  const bytes rest = in.take_rest();
+  if (!rest.empty()) state = rest;
+  lamina::detail::state_header good;
+  good.magic = lamina::detail::flights_magic;
+  good.element_type = lamina::detail::element_code<T>;
+  good.fingerprint = model.fingerprint();
+  good.layers = model.layers();
+  mend(state, good, how, [&](auto& header, std::span<const std::byte> body) {
+    if ((header.flags & lamina::detail::state_flag_checksum) == 0) return std::uint64_t{0};
+    return lamina::detail::state_checksum(header, body);
+  });
+  if (outcome_of([&] { own.load(state); }) != outcome::done) {
+    check(own.save() == before, "a refused state changes nothing");
+  } else {
+    check(same_state(own.save(), state), "saving gives what was loaded");
+  }
+  one_step();
+}
+
 }  // namespace
 
 void fuzz_one(input in) {
-  in.flag() ? load_and_merge<double>(in) : load_and_merge<float>(in);
+  switch (in.below(4)) {
+    case 0:
+      return load_and_merge<float>(in);
+    case 1:
+      return load_and_merge<double>(in);
+    case 2:
+      return load_delta<float>(in);
+    default:
+      return load_delta<double>(in);
+  }
 }
 
 }  // namespace lamina_fuzz::of_state

@@ -291,9 +291,9 @@ std::vector<tensors<T>> integer_moves(std::mt19937& random, const lamina::layout
                         [&](std::size_t n) { return lamina_test::random_integers<T>(random, n, magnitude); });
 }
 
-const lamina::payload_type payloads[] = {lamina::payload_type::as_is, lamina::payload_type::float16,
+const lamina::payload_type payloads[] = {lamina::payload_type::as_is,    lamina::payload_type::float16,
                                          lamina::payload_type::bfloat16, lamina::payload_type::int8,
-                                         lamina::payload_type::int4};
+                                         lamina::payload_type::int4,     lamina::payload_type::ternary};
 
 /// The sum over the workers of what they did, less what of it was applied, less what is left: 0 everywhere if nothing is lost.
 template <class T>
@@ -311,6 +311,10 @@ class ledger {
     for (const auto& each : all.workers) {
       add(rest, each.x, T(-1));
       add(rest, each.y);
+      for (std::size_t f = 0; f < rest.size() && !each.compressor.rest().empty(); ++f) {
+        const auto outside = each.compressor.rest().subspan(each.compressor.fragments().offset(f));
+        for (std::size_t i = 0; i < rest[f].size(); ++i) rest[f][i] -= outside[i];
+      }
     }
     for (const auto& fragment : rest) {
       for (const T x : fragment) {
@@ -441,6 +445,11 @@ TEST_CASE("local delta: what all did is what was sent and what is left, bitwise"
       CHECK(balances({.delay = delay}, payload));
       CHECK(balances({.delay = delay, .agrees = false}, payload));
       CHECK(balances({.delay = delay, .chunk_loss = 0.3}, payload));
+      CHECK(balances({.compress = {.error_feedback = true}, .delay = delay}, payload));
+      CHECK(balances({.compress = {.error_feedback = true}, .delay = delay, .lost_by = loss::after_commit},
+                     payload));
+      CHECK(balances({.compress = {.error_feedback = true}, .delay = delay, .agrees = false}, payload));
+      CHECK(balances({.compress = {.error_feedback = true}, .delay = delay, .chunk_loss = 0.3}, payload));
     }
   }
   CHECK_FALSE(balances({.delay = 2, .made = mistake::overwrites}, payloads[0]));
@@ -708,9 +717,45 @@ TEST_CASE("local delta: parameters and updates that are not finite are refused, 
   }
 }
 
+TEST_CASE(
+    "local delta: with error feedback the worker has what all share, and the rest joins the next message") {
+  const lamina::layout model = lamina_test::model_of({2, 2});
+  lamina::local_delta<float> compressor(
+      model, {.threshold = 1, .error_feedback = true, .payload = lamina::payload_type::int4});
+  tensors<float> x = zeros_like<float>(model);
+  tensors<float> y = {{-7, -0.25}, {-0.5, -0.5}};
+  const auto message = [&] {
+    compressor.observe_all(x, y);
+    const auto bytes = compressor.encode(x, y).to_bytes();
+    compressor.commit();
+    std::vector<float> r(2);
+    lamina::decode<float>(bytes, model).restore(0, r);
+    return r;
+  };
+  CHECK(message() == std::vector<float>{7, 0});  // integers, from -7 to 7
+  CHECK(compressor.rest()[1] == 0);              // until it has arrived
+  compressor.apply(1, std::vector<float>{3, 0}, x, y);
+  CHECK(x == tensors<float>{{-3, 0}, {0, 0}});
+  CHECK(y == tensors<float>{{-3, 0}, {-0.5, -0.5}});  // as shared, but for what was not chosen
+  CHECK(std::ranges::equal(compressor.rest(), std::vector<float>{0, 0.25, 0, 0}));
+  y = {{-10, -0.25}, {-0.5, -0.5}};
+  CHECK(message() == std::vector<float>{7, 0});  // of 0.25 + 0.25, to even
+  y[0][1] -= 1;                                  // while it is under way
+  compressor.apply(2, std::vector<float>{7, 0}, x, y);
+  CHECK(y == tensors<float>{{-10, -1}, {-0.5, -0.5}});
+  CHECK(std::ranges::equal(compressor.rest(), std::vector<float>{0, 0.5, 0, 0}));
+  // Without error feedback the same state is another's.
+  lamina::local_delta<float> other(model, {.threshold = 1});
+  CHECK(throws<lamina::decode_error>([&] { other.load(compressor.save()); }));
+  lamina::local_delta<float> joined(model, {.threshold = 1, .error_feedback = true});
+  joined.join(compressor.save());
+  CHECK(std::ranges::equal(joined.rest(), std::vector<float>(4)));
+}
+
 TEST_CASE("local delta: saved with steps under way and resumed, it goes on bitwise", "[invariant]") {
   for (const auto payload : payloads) {
     run_options options{.delay = 2};
+    options.compress.error_feedback = payload >= lamina::payload_type::int4;
     options.compress.send_budget = 0.3;
     options.compress.at_least_every = 5;
     options.compress.payload = payload;
@@ -968,8 +1013,8 @@ TEST_CASE("local delta: what is called out of order, or does not fit, is named a
   CHECK(message_of([&] { lamina::worker<float>(three_layers, {.payload = lamina::payload_type(9)}); }) ==
         "payload 9 is none of payload_type");
   CHECK(message_of([&] {
-          lamina::outer_optimizer<float>(three_layers, {.payload = lamina::payload_type(5)});
-        }) == "payload 5 is none of payload_type");
+          lamina::outer_optimizer<float>(three_layers, {.payload = lamina::payload_type(6)});
+        }) == "payload 6 is none of payload_type");
   CHECK(throws<std::invalid_argument>([&] { lamina::local_delta<float>(lamina_test::model_of({})); }));
   CHECK(
       throws<std::invalid_argument>([&] { lamina::local_delta<float>(three_layers, {.always_sent = {3}}); }));
@@ -1074,13 +1119,14 @@ TEST_CASE("local delta: saved bytes that are damaged, cut or of another model ar
   CHECK(code_of(unprotected(body, 3), three_layers) == lamina::errc::impossible_age);  // applied
   CHECK(code_of(unprotected(body + 8, 1), three_layers) == lamina::errc::trailing_bytes);  // under way
   CHECK(code_of(unprotected(body + 8, ~std::uint64_t{}), three_layers) == lamina::errc::truncated);
-  CHECK(code_of(unprotected(body + 16, 5), three_layers) == lamina::errc::impossible_age);  // its step
-  CHECK(code_of(unprotected(body + 24, ~std::uint64_t{}), three_layers) ==
+  CHECK(code_of(unprotected(body + 16, 5010), three_layers) == lamina::errc::wrong_layout);  // outside
+  CHECK(code_of(unprotected(body + 24, 5), three_layers) == lamina::errc::impossible_age);   // its step
+  CHECK(code_of(unprotected(body + 32, ~std::uint64_t{}), three_layers) ==
         lamina::errc::truncated);                                                         // its fragments
-  CHECK(code_of(unprotected(body + 32, 1), three_layers) == lamina::errc::wrong_layout);  // its elements
-  CHECK(code_of(unprotected(body + 40, 3), three_layers) ==
+  CHECK(code_of(unprotected(body + 40, 1), three_layers) == lamina::errc::wrong_layout);  // its elements
+  CHECK(code_of(unprotected(body + 48, 3), three_layers) ==
         lamina::errc::wrong_layout);  // the first of its fragments
-  CHECK(code_of(unprotected(body + 48, 0), three_layers) == lamina::errc::wrong_layout);  // not ascending
+  CHECK(code_of(unprotected(body + 56, 0), three_layers) == lamina::errc::wrong_layout);  // not ascending
   CHECK(code_of(unprotected(24, 1), three_layers) == lamina::errc::wrong_layout);         // elements
 }
 

@@ -57,8 +57,12 @@ namespace lamina::inline LAMINA_ABI {
 ///
 /// Each of these keeps agreed selection agreed. Where each worker selects for itself, abandon() will also do for one alone.
 ///
-/// Not for concurrent use. Memory: O(fragments), and r of the steps that are under way. Cost of a step: one read of x and y, and of
-/// what is sent another, and what apply() writes.
+/// With error feedback what a message leaves out, e, waits outside of the local delta, so that the worker computes as if all had gone:
+/// r = payload(e + a); and what comes back brings y <- y + a - d and e <- e + a - r. What all workers did = what was sent of it + their
+/// local deltas + their e, which rest() gives.
+///
+/// Not for concurrent use. Memory: O(fragments), r of the steps that are under way, and with error feedback a of them and e. Cost of a
+/// step: one read of x and y, and of what is sent another, and what apply() writes.
 ///
 /// Source: local SGD with an outer optimizer, as in DiLoCo (Douillard et al. 2023) and Streaming DiLoCo (2025); selecting by score
 /// what is brought together is this library's.
@@ -80,7 +84,8 @@ class local_delta {
         values_(fragments(), std::move(functor)),
         selector_(cut_, options_),
         encoder_(fragments(), options.run),
-        held_(fragments().layers()) {}
+        held_(fragments().layers()),
+        rest_(options.error_feedback ? fragments().elements() : 0) {}
 
   /// The values of the fragments of x - y. The first call after select(), encode(), pack(), commit() or abandon() begins the next step.
   /// Throws std::invalid_argument for another number of tensors or elements than the model has, and non_finite_gradient for a difference
@@ -139,18 +144,18 @@ class local_delta {
   const encoded_frame& encode(const Shared& shared, const Local& local) {
     detail::flight<T>& next = take(shared, local);
     std::size_t offset = 0;
-    encoder_.encode({.kind = frame_kind::updates,
-                     .step = step_,
-                     .sender = options_.sender,
-                     .payload = options_.payload,
-                     .checksum = options_.frame_checksum},
-                    chosen(), [&](std::size_t fragment) {
-                      const std::size_t elements = fragments().sizes()[fragment];
-                      return std::span<const T>(next.elements)
-                          .subspan(std::exchange(offset, offset + elements), elements);
-                    });
+    encoder_.encode(
+        {.kind = frame_kind::updates,
+         .step = step_,
+         .sender = options_.sender,
+         .payload = options_.payload,
+         .checksum = options_.frame_checksum},
+        chosen(), [&](std::size_t fragment) {
+          const std::size_t elements = fragments().sizes()[fragment];
+          return std::span<const T>(next.sent()).subspan(std::exchange(offset, offset + elements), elements);
+        });
     std::size_t segment = 0;
-    for_each_fragment(next, [&](std::size_t, std::span<T> r) {
+    next.for_each(fragments(), [&](std::size_t, std::span<T> r) {
       replace(r, encoder_.frame().segments()[++segment].data());
     });
     phase_ = phase::encoded;
@@ -168,13 +173,13 @@ class local_delta {
     }
     detail::flight<T>& next = take(shared, local);
     encoder_.forget();
-    for_each_fragment(next, [&](std::size_t, std::span<T> r) {
+    next.for_each(fragments(), [&](std::size_t, std::span<T> r) {
       if (options_.payload == payload_type::as_is) return;
       packed_.resize((std::max)(packed_.size(), payload_bytes<T>(options_.payload, r.size())));
       detail::encode_payload<T>(options_.payload, std::span<const T>(r), packed_.data());
       replace(r, packed_.data());
     });
-    std::copy(next.elements.begin(), next.elements.end(), to.begin());
+    std::ranges::copy(next.sent(), to.begin());
     phase_ = phase::encoded;
   }
 
@@ -189,13 +194,13 @@ class local_delta {
   /// The frame is gone unless all has arrived, as its segments may point to what was lost.
   ///
   /// Throws std::logic_error as commit(), and std::invalid_argument, changing nothing, unless `arrived` is of chosen() and,
-  /// with payload_type::int8 and int4, in chunks of a multiple of payload_block_elements. Cost: one write of what was lost.
+  /// with payload_type::int8, int4 and ternary, in chunks of a multiple of payload_block_elements. Cost: one write of what was lost.
   void commit(const delivery& arrived) {
     check_encoded();
     detail::check_delivery("commit", arrived, chosen(), options_.payload);
     if (arrived.is_complete()) return commit();
     encoder_.forget();
-    for_each_fragment(flights_.next(), [&](std::size_t fragment, std::span<T> r) {
+    flights_.next().for_each(fragments(), [&](std::size_t fragment, std::span<T> r) {
       arrived.for_each_lost(fragment, [r](std::size_t begin, std::size_t end) {
         std::ranges::fill(r.subspan(begin, end - begin), T(0));
       });
@@ -209,7 +214,7 @@ class local_delta {
       detail::refuse<std::logic_error>("commit_lost: step ", step_,
                                        (phase_ == phase::ended ? " has ended" : " was not selected yet"));
     }
-    next_flight().elements.clear();
+    next_flight().lose();
     encoder_.forget();
     launch();
   }
@@ -298,7 +303,7 @@ class local_delta {
   /// encoded; one that was encoded and not committed counts as abandoned.
   [[nodiscard]] std::vector<std::byte> save() const {
     check_not_open("save");
-    return detail::write_flights<T>(fragments(), selector_.remember(step_), step_, flights_);
+    return detail::write_flights<T>(fragments(), selector_.remember(step_), step_, flights_, rest());
   }
   /// Takes up where a compressor of the same model and options was saved. With x and y as they were then, both go on alike, bit
   /// for bit. Changes nothing and throws decode_error, with a errc, for bytes that are damaged or of another model, and
@@ -308,6 +313,11 @@ class local_delta {
   /// decided alike. The updates of what is under way are to be applied, and nothing of it is in the local delta. Begin with x as they have
   /// it and y = x. Errors as load().
   void join(std::span<const std::byte> saved_by_another) { resume(saved_by_another, /*is_own=*/false); }
+
+  /// With error feedback what waits outside, in the order of the fragments; otherwise none.
+  [[nodiscard]] std::span<const T> rest() const noexcept { return rest_.all(); }
+  /// It was brought together in another way, as by an all-reduce of everything.
+  void clear_rest() noexcept { rest_.clear(); }
 
   /// t, counted from 1; 0 before the first observe_all().
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
@@ -353,8 +363,12 @@ class local_delta {
     phase_ = phase::ended;
   }
   void resume(std::span<const std::byte> bytes, bool is_own) {
-    detail::saved_flights<T> saved = detail::read_flights<T>(bytes, fragments());
-    if (!is_own) saved.all.forget_all();
+    detail::saved_flights<T> saved = detail::read_flights<T>(bytes, fragments(), options_.error_feedback);
+    if (!is_own) {
+      saved.all.forget_all();
+      std::ranges::fill(saved.rest, T(0));
+    }
+    rest_ = detail::rest_outside<T>(std::move(saved.rest));
     selector_.restore(std::move(saved.memory));
     flights_ = std::move(saved.all);
     step_ = saved.step;
@@ -368,15 +382,6 @@ class local_delta {
     next.fragments.assign(chosen().sent().begin(), chosen().sent().end());
     return next;
   }
-  // Calls visit(fragment, its elements).
-  template <class Visit>
-  void for_each_fragment(detail::flight<T>& of, const Visit& visit) const {
-    std::span<T> rest(of.elements);
-    for (const std::size_t fragment : of.fragments) {
-      visit(fragment, rest.first(fragments().sizes()[fragment]));
-      rest = rest.subspan(fragments().sizes()[fragment]);
-    }
-  }
   // x - y of the fragments chosen.
   template <class Shared, class Local>
   detail::flight<T>& take(const Shared& shared, const Local& local) {
@@ -384,12 +389,8 @@ class local_delta {
     if (!is_selected()) select();
     detail::flight<T>& next = next_flight();
     next.elements.resize(chosen().sent_elements());
-    for_each_fragment(next, [&](std::size_t fragment, std::span<T> to) {
-      const detail::parameter_pair<const T>& both = read_[cut_.layer_of(fragment)];
-      const std::size_t begin = cut_.begin(fragment);
-      detail::copy_elements(to.data(), to.size(),
-                            detail::difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
-    });
+    detail::copy_differences<T>(cut_, read_, next.fragments, next.elements.data());
+    rest_.join(next, fragments());
     return next;
   }
   // What the payload says of a fragment takes the place of the fragment.
@@ -422,6 +423,7 @@ class local_delta {
       detail::subtract_elements(y, d.data(), d.size());
       detail::subtract_elements(x, d.data(), d.size());
     });
+    if (sent != nullptr) rest_.keep(*sent, fragments());
     flights_.land(step);
   }
 
@@ -431,6 +433,7 @@ class local_delta {
   selector selector_;
   frame_encoder<T> encoder_;
   std::vector<char> held_;                             // of a fragment, in the last selection
+  detail::rest_outside<T> rest_;                       // with error feedback: e
   std::vector<detail::parameter_pair<const T>> read_;  // of the call
   std::vector<detail::parameter_pair<T>> written_;     // likewise
   detail::flights<T> flights_;

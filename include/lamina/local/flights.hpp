@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/loops.hpp"
 #include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
 #include "lamina/layout.hpp"
@@ -19,14 +21,63 @@
 /// What a worker with local updates has sent and not seen applied, and its bytes. Read delta.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
 
-/// What one step sent.
+/// What one step took out of the local delta, and sent.
 template <element T>
 struct flight {
   std::uint64_t step = 0;
   std::vector<std::uint64_t> fragments;  // ascending
   std::vector<T> elements;               // of the fragments, one behind the other; none if it was lost
+  std::vector<T>
+      message;  // with error feedback, what was sent of them; otherwise none, and it is the elements
 
+  std::vector<T>& sent() noexcept { return message.empty() ? elements : message; }
+  /// Calls visit(fragment, what was sent of it).
+  template <class Visit>
+  void for_each(const layout& model, const Visit& visit) {
+    std::span<T> left(sent());
+    for (const std::size_t fragment : fragments) {
+      visit(fragment, left.first(model.sizes()[fragment]));
+      left = left.subspan(model.sizes()[fragment]);
+    }
+  }
   bool is_lost() const noexcept { return elements.empty(); }
+  void lose() noexcept {
+    elements.clear();
+    message.clear();
+  }
+};
+
+/// With error feedback, e: what messages left out, and joins the next of the same fragment; empty without. Sums are those of T, one by one.
+template <element T>
+class rest_outside {
+ public:
+  explicit rest_outside(std::size_t elements) : elements_(elements) {}
+  explicit rest_outside(std::vector<T> elements) : elements_(std::move(elements)) {}
+  [[nodiscard]] std::span<const T> all() const noexcept { return elements_; }
+  void clear() noexcept { std::ranges::fill(elements_, T(0)); }
+
+  /// The message is to be e + a.
+  void join(flight<T>& next, const layout& fragments) {
+    if (elements_.empty()) return;
+    next.message = next.elements;
+    next.for_each(fragments, [&](std::size_t fragment, std::span<T> message) {
+      add_elements(message.data(), elements_.data() + fragments.offset(fragment), message.size());
+    });
+  }
+  /// e <- e + a - r: the message has arrived.
+  void keep(const flight<T>& landed, const layout& fragments) {
+    if (elements_.empty()) return;
+    std::size_t at = 0;
+    for (const std::size_t fragment : landed.fragments) {
+      const std::size_t count = fragments.sizes()[fragment];
+      add_elements(elements_.data() + fragments.offset(fragment), landed.elements.data() + at, count);
+      subtract_elements(elements_.data() + fragments.offset(fragment), landed.message.data() + at, count);
+      at += count;
+    }
+  }
+
+ private:
+  std::vector<T> elements_;
 };
 
 /// The steps whose update is to come, the oldest first. A flight that has landed lends its memory to a later one.
@@ -57,9 +108,9 @@ class flights {
     if (count_ > 0 && flights_[0].step == step) remove(0);
   }
   /// What was sent is lost: its update is to come all the same. Both throw std::logic_error if the step is not under way.
-  void forget(std::uint64_t step) { flights_[index_of(step, "forget")].elements.clear(); }
+  void forget(std::uint64_t step) { flights_[index_of(step, "forget")].lose(); }
   void forget_all() {
-    for (std::size_t i = 0; i < count_; ++i) flights_[i].elements.clear();
+    for (std::size_t i = 0; i < count_; ++i) flights_[i].lose();
   }
   /// There will be no update.
   void abandon(std::uint64_t step) { remove(index_of(step, "abandon")); }
@@ -95,19 +146,22 @@ class flights {
 
 inline constexpr std::uint32_t flights_magic = 0x444d4cf5;  // the bytes F5 'L' 'M' 'D'
 
-/// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; and the steps under
-/// way, each as its number, how many fragments and how many elements it has, their indices, and the elements, of which a lost one has none.
+/// A header as that of a state, with the elements under way in place of the model's; the ages; the last step applied; how many steps are
+/// under way; how many elements wait outside, all or none, and they; and the steps under way, each as its number, how many fragments and
+/// how many elements it has, their indices, the elements, of which a lost one has none, and where elements wait outside the message.
 template <element T>
 std::vector<std::byte> write_flights(const layout& fragments, const selector::memory& memory,
-                                     std::uint64_t step, const flights<T>& all) {
+                                     std::uint64_t step, const flights<T>& all, std::span<const T> rest) {
   std::vector<std::byte> bytes(sizeof(state_header));
   state_header header;
   append(bytes, memory.sent_in);
-  append(bytes, std::array<std::uint64_t, 2>{all.landed(), all.count()});
+  append(bytes, std::array<std::uint64_t, 3>{all.landed(), all.count(), rest.size()});
+  append(bytes, rest);
   for (std::size_t i = 0; i < all.count(); ++i) {
     append(bytes, std::array<std::uint64_t, 3>{all[i].step, all[i].fragments.size(), all[i].elements.size()});
     append(bytes, all[i].fragments);
     append(bytes, all[i].elements);
+    append(bytes, all[i].message);
     header.elements += all[i].elements.size();
   }
   header.magic = flights_magic;
@@ -120,20 +174,27 @@ struct saved_flights {
   selector::memory memory;
   flights<T> all;
   std::uint64_t step = 0;
+  std::vector<T> rest;
 };
 
-/// Throws decode_error with the errc, and std::invalid_argument for numbers that are not finite.
+/// Of one with error feedback or without. Throws decode_error with the errc, and std::invalid_argument for numbers that are not finite.
 template <element T>
-saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& fragments) {
+saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& fragments,
+                              bool has_error_feedback) {
   state_reader from(bytes, flights_magic, element_code<T>, state_flag_checksum, fragments,
                     "saved local delta");
   const state_header& header = from.header;
   from.check_sum();
   saved_flights<T> saved{
-      {header.threshold, header.allowance, from.numbers<std::uint64_t>(fragments.layers())}, {}, header.step};
+      {header.threshold, header.allowance, from.numbers<std::uint64_t>(fragments.layers())},
+      {},
+      header.step,
+      {}};
   for (const std::uint64_t sent_in : saved.memory.sent_in)
     from.refuse_if(sent_in > header.step, errc::impossible_age);
-  const std::vector<std::uint64_t> counts = from.numbers<std::uint64_t>(2);
+  const std::vector<std::uint64_t> counts = from.numbers<std::uint64_t>(3);
+  from.refuse_if(counts[2] != (has_error_feedback ? fragments.elements() : 0), errc::wrong_layout);
+  saved.rest = from.numbers<T>(counts[2]);
   std::uint64_t last_step = counts[0];
   from.refuse_if(last_step > header.step, errc::impossible_age);
   saved.all.land(last_step);
@@ -153,13 +214,16 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& fr
     }
     from.refuse_if(begin[2] != elements && begin[2] != 0, errc::wrong_layout);
     next.elements = from.numbers<T>(begin[2]);
+    next.message = from.numbers<T>(has_error_feedback ? begin[2] : 0);
     elements_under_way += begin[2];
-    if (!are_finite<T>(next.elements))
+    if (!are_finite<T>(next.elements) || !are_finite<T>(next.message))
       refuse<std::invalid_argument>("the saved local delta holds NaN or infinity");
     saved.all.launch();
   }
   from.check_end();
   from.refuse_if(elements_under_way != header.elements, errc::wrong_layout);
+  if (!are_finite<T>(saved.rest))
+    refuse<std::invalid_argument>("the saved local delta holds NaN or infinity");
   return saved;
 }
 

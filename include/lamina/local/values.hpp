@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -47,6 +48,19 @@ void take_pairs(const layout& model, Shared& shared, Local& local, std::vector<p
     pairs.push_back({elements(std::begin(shared)[index]), elements(std::begin(local)[index])});
     model.check_size(layer, pairs.back().shared.size());
     model.check_size(layer, pairs.back().local.size());
+  }
+}
+
+/// x - y of these fragments, one behind the other.
+template <element T>
+void copy_differences(const tiling& cut, std::span<const parameter_pair<const T>> pairs,
+                      std::span<const std::uint64_t> fragments, T* to) {
+  for (const std::size_t fragment : fragments) {
+    const parameter_pair<const T>& both = pairs[cut.layer_of(fragment)];
+    const std::size_t begin = cut.begin(fragment);
+    const std::size_t elements = cut.fragments().sizes()[fragment];
+    copy_elements(to, elements, difference_of<T>{both.shared.data() + begin, both.local.data() + begin});
+    to += elements;
   }
 }
 
