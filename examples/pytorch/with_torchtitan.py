@@ -19,7 +19,7 @@ import lamina.torch
 def use_local_updates(optimizers, model_parts, parallel_dims):
     """The post_optimizer_build_fn. Its model is sharded over the mesh 'fsdp' only, and not replicated by HSDP."""
     group = parallel_dims.get_mesh("dp_replicate").get_group()
-    optimizers.optimizers = [lamina.torch.LocalUpdates(each, process_group=group, send_budget=0.04, fragment_elements=4096, payload="int8")
+    optimizers.optimizers = [lamina.torch.LocalUpdates(each, process_group=group, send_budget=0.18, fragment_elements=4096)
                              for each in optimizers.optimizers]
 
 

@@ -120,11 +120,12 @@ void bind_local(nb::module_& m) {
           [](delta* self, const lamina::layout& layout, double drop_ratio, std::uint64_t warm_up_steps,
              std::uint64_t search_every, std::optional<double> send_budget, std::uint64_t at_least_every,
              bool by_score, std::size_t fragment_elements, const std::string& value,
-             const std::string& payload, std::uint32_t sender, std::uint32_t run,
+             const std::string& payload, bool error_feedback, std::uint32_t sender, std::uint32_t run,
              std::vector<std::size_t> always_sent) {
             lamina::worker_options options = options_of(drop_ratio, warm_up_steps, search_every, send_budget,
                                                         at_least_every, by_score, fragment_elements);
             options.payload = payload_of(payload);
+            options.error_feedback = error_feedback;
             options.sender = sender;
             options.run = run;
             options.always_sent = std::move(always_sent);
@@ -142,8 +143,11 @@ void bind_local(nb::module_& m) {
           "warm_up_steps"_a = defaults.warm_up_steps, "search_every"_a = 1, "send_budget"_a = nb::none(),
           "at_least_every"_a = defaults.at_least_every, "by_score"_a = defaults.by_score,
           "fragment_elements"_a = defaults.fragment_elements, "value"_a = "mean_abs", "payload"_a = "as_is",
-          "sender"_a = defaults.sender, "run"_a = defaults.run, "always_sent"_a = std::vector<std::size_t>(),
-          "value: mean_abs, root_mean_square or l2_norm. The others as of Worker.")
+          "error_feedback"_a = defaults.error_feedback, "sender"_a = defaults.sender, "run"_a = defaults.run,
+          "always_sent"_a = std::vector<std::size_t>(),
+          "value: mean_abs, root_mean_square or l2_norm. error_feedback: what a message leaves out waits "
+          "outside "
+          "of `local`, and joins the next message. The others as of Worker.")
       .def(
           "observe_all",
           [](delta& self, const flat_arrays& shared, const flat_arrays& local) {
@@ -247,6 +251,13 @@ void bind_local(nb::module_& m) {
           "What all subtract, of the parts that were chosen in `step`, one behind the other: from shared, "
           "and "
           "from local, which gets back what it sent. In the order of the steps.")
+      .def(
+          "rest",
+          [](const delta& self) { return self.visit([](const auto& each) { return copy_of(each.rest()); }); },
+          "With error_feedback what waits outside, float32, of all fragments; else none. A copy.")
+      .def(
+          "clear_rest", [](delta& self) { self.visit([](auto& each) { each.clear_rest(); }); },
+          "It was brought together in another way.")
       .def(
           "save",
           [](const delta& self) {

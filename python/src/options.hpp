@@ -13,9 +13,13 @@ namespace lamina_python {
 
 inline lamina::payload_type payload_of(const std::string& payload) {
   using enum lamina::payload_type;
-  return named<lamina::payload_type>(
-      "payload", payload,
-      {{"as_is", as_is}, {"float16", float16}, {"bfloat16", bfloat16}, {"int8", int8}, {"int4", int4}});
+  return named<lamina::payload_type>("payload", payload,
+                                     {{"as_is", as_is},
+                                      {"float16", float16},
+                                      {"bfloat16", bfloat16},
+                                      {"int8", int8},
+                                      {"int4", int4},
+                                      {"ternary", ternary}});
 }
 
 /// What every class that decides is told; the rest of worker_options is as it is by default.

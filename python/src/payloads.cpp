@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+#include <lamina/error.hpp>
 #include <lamina/layout.hpp>
 #include <lamina/payload.hpp>
 
@@ -66,6 +67,12 @@ void decode(const lamina::layout& model, const std::vector<std::size_t>& sent, c
     throw std::invalid_argument("there are " + std::to_string(given.size()) + " bytes, what is sent has " +
                                 std::to_string(bytes_of_sent(model, sent, type)));
   }
+  for (std::span<const std::byte> left = given; const std::size_t layer : sent) {
+    const std::size_t bytes_of_layer = lamina::payload_bytes<float>(type, model.sizes()[layer]);
+    if (!lamina::detail::has_fives(type, left.first(bytes_of_layer), model.sizes()[layer]))
+      throw lamina::decode_error(make_error_code(lamina::errc::bad_fives), name_of(model, layer));
+    left = left.subspan(bytes_of_layer);
+  }
   const std::byte* from = given.data();
   for (const std::size_t layer : sent) {
     const std::size_t count = model.sizes()[layer];
@@ -85,12 +92,15 @@ void bind_payloads(nb::module_& m) {
       },
       "layout"_a, "sent"_a, "payload"_a, "The bytes that encode_payload() makes of these layers.");
   m.def("encode_payload", &encode, "layout"_a, "sent"_a, "elements"_a.noconvert(), "payload"_a,
-        "The layers sent, float32 and one behind the other, as as_is, float16, bfloat16, int8 or int4 writes "
+        "The layers sent, float32 and one behind the other, as as_is, float16, bfloat16, int8, int4 or "
+        "ternary writes "
         "each: "
         "what stands in a frame, without its head, for who knows what is sent. ValueError for another number "
         "of "
         "elements, or layers out of order.");
   m.def("decode_payload", &decode, "layout"_a, "sent"_a, "bytes"_a.noconvert(), "payload"_a,
-        "elements"_a.noconvert(), "The way back, into `elements`. ValueError for another number of bytes.");
+        "elements"_a.noconvert(),
+        "The way back, into `elements`. ValueError for another number of bytes, DecodeError for bytes that "
+        "ternary never has.");
 }
 }  // namespace lamina_python

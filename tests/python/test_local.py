@@ -23,7 +23,7 @@ from models import train_local as train
 import ranks
 
 SHAPES = [(70, 100), (3,), (33, 4)]
-PAYLOADS = ["as_is", "float16", "bfloat16", "int8", "int4"]
+PAYLOADS = ["as_is", "float16", "bfloat16", "int8", "int4", "ternary"]
 
 
 def loss_of(model, step):
@@ -116,15 +116,22 @@ def nothing_lost(payload, delay, steps_alone):
             for total, gradient in zip(did, gradients):
                 total += gradient
         # Averaged, what is brought together moves the mean of the ranks by what rounding took of it, which comes later: but for
-        # that the mean is what all did.
-        for parameter, total, kept in zip(model.parameters(), did, owners_rounding(optimizer)):
+        # that, and for what messages left out, the mean is what all did.
+        rest = torch.zeros(sum(total.numel() for total in did))
+        if payload == "ternary":
+            rest = torch.frombuffer(optimizer.backend.rest(), dtype=torch.float32).clone()
+            rounded += int(rest.count_nonzero())
+        dist.all_reduce(rest)
+        for parameter, total, kept, left in zip(model.parameters(), did, owners_rounding(optimizer),
+                                                torch.split(rest, [total.numel() for total in did])):
             both = torch.stack([parameter.detach(), -total])
             dist.all_reduce(both)
-            assert torch.equal(both[0] - 2 * kept.view(total.shape), both[1]), step
+            assert torch.equal(both[0] - (2 * kept + left).view(total.shape), both[1]), step
             rounded += int(kept.count_nonzero())
         assert agree(optimizer)
-    assert (rounded > 0) == (payload == "int4")  # means of whole numbers
-    assert 0.2 < optimizer.totals.sent_bytes / (optimizer.totals.dense_bytes * (0.4 if payload == "as_is" else 0.2)) < 1.2
+    assert (rounded > 0) == (payload in ("int4", "ternary"))  # means of whole numbers
+    share = 0.4 * {"int4": 0.5, "ternary": 0.25}.get(payload, 1)
+    assert 0.2 < optimizer.totals.sent_bytes / (optimizer.totals.dense_bytes * share) < 1.2
     assert any(each.any() for each in did)
     own = models.bits(model)
     with optimizer.evaluation_parameters(average=True):
@@ -191,7 +198,7 @@ def finished(delay, payload):
         optimizer.finish()
 
 
-@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (1, "int8"), (2, "int8"), (5, "as_is")])
+@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (1, "int8"), (2, "ternary"), (5, "as_is")])
 def test_finishing_applies_what_is_under_way(delay, payload):
     ranks.run(2, finished, delay, payload)
 
@@ -373,7 +380,7 @@ def resumed(delay, payload):
     assert whole[1].totals == again[1].totals and whole[1].last == again[1].last
 
 
-@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (0, "int4"), (1, "int8"), (2, "as_is"), (2, "int8"), (5, "int4")])
+@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (0, "ternary"), (1, "int8"), (2, "as_is"), (2, "ternary"), (5, "int4")])
 def test_saved_and_resumed_is_the_run_that_was_not_stopped(delay, payload):
     """L6."""
     ranks.run(2, resumed, delay, payload)

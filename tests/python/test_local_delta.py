@@ -94,7 +94,7 @@ def drifting(payload="as_is", **options):
     return worker, x, y
 
 
-@pytest.mark.parametrize("payload", ["as_is", "float16", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("payload", ["as_is", "float16", "bfloat16", "int8", "int4", "ternary"])
 @pytest.mark.parametrize("value", ["mean_abs", "root_mean_square", "l2_norm"])
 def test_frames_say_what_is_packed(payload, value):
     worker, x, y = drifting(payload, drop_ratio=0.3, value=value)

@@ -19,7 +19,7 @@ from models import train_local as train
 from test_device import resnet50
 
 SHAPES = [(70, 100), (3,), (33, 4), (0, 2), (9000,)]
-PAYLOADS = ["as_is", "float16", "bfloat16", "int8", "int4"]
+PAYLOADS = ["as_is", "float16", "bfloat16", "int8", "int4", "ternary"]
 
 
 def wrapped(backend, made=lambda tensor: tensor, shapes=SHAPES, seed=0, optimizer=torch.optim.SGD, lr=0.5, **options):
@@ -115,7 +115,7 @@ def test_an_exchange_waits_for_nothing_and_launches_little(payload, options):
 
 
 def test_the_launches_do_not_grow_with_the_layers():
-    ranks.run(2, budgets, [(64,)] * 1000, {"payload": "int4", "send_budget": 0.1})
+    ranks.run(2, budgets, [(64,)] * 1000, {"payload": "ternary", "send_budget": 0.1})
 
 
 # --- what is told a step later, and the rest ---
@@ -227,7 +227,7 @@ def resumed(delay, payload, on_device):
         assert whole[1].totals == again[1].totals and whole[1].last == again[1].last
 
 
-@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (1, "int8"), (2, "int4"), (5, "bfloat16")])
+@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (1, "ternary"), (2, "int4"), (5, "bfloat16")])
 def test_saved_and_resumed_is_the_run_that_was_not_stopped(delay, payload):
     ranks.run(2, resumed, delay, payload, False)
 

@@ -111,7 +111,7 @@ def hook(model):
     return ddp, torch.optim.SGD(model.parameters(), 0.1), lamina.torch.register(ddp, drop_ratio=0.6, backend=backend)
 
 def local(model):
-    optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, payload="int8", delay=2, backend=backend)
+    optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, payload="ternary", delay=2, backend=backend)
     return model, optimizer, optimizer
 
 backend = "torch" if lamina.HAS_EXTENSION else "auto"

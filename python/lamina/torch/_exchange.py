@@ -29,7 +29,8 @@ class Sent:
     chosen: torch.Tensor  # of each fragment
     places: torch.Tensor  # [owner, slot]: in the flat parameters
     kept_at: torch.Tensor  # [slot]: in what this rank keeps of its shards
-    elements: torch.Tensor  # [owner, slot]: what was sent, as the payload says it
+    elements: torch.Tensor  # [owner, slot]: what the rank's own parameters get back: what was sent, as the payload says it
+    message: Optional[torch.Tensor] = None  # [owner, slot]: with error feedback that, and the elements are the whole local delta
     reply: Optional[torch.Tensor] = None  # of this rank, as its payload
     momentum: Optional[torch.Tensor] = None  # [slot], once the update is applied
     rounding: Optional[torch.Tensor] = None
@@ -89,8 +90,8 @@ class DeviceExchange:
     Source: docs/algorithm.md, Local updates; the shards are those of a reduce-scatter and an all-gather.
     """
 
-    def __init__(self, layout: lamina.Layout, options: lamina.Options, *, by_score: bool, payload: str, outer: Dict[str, float],
-                 delay: int, group: Optional[dist.ProcessGroup], device: torch.device) -> None:
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, *, by_score: bool, payload: str, error_feedback: bool,
+                 outer: Dict[str, float], delay: int, group: Optional[dist.ProcessGroup], device: torch.device) -> None:
         kept = {name: value for name, value in dataclasses.asdict(options).items() if name != "momentum"}
         rate, momentum = torch.tensor([outer["rate"], outer["momentum"]], dtype=torch.float32).tolist()  # as they are used
         for name, value, known in (("value", options.value, ("mean_abs", "root_mean_square", "l2_norm")), ("payload", payload, PAYLOADS)):
@@ -107,7 +108,7 @@ class DeviceExchange:
         self.layout, self._options, self._by_score, self._outer, self.delay = layout, options, by_score, outer, delay
         self._group, self._device = group, device
         self._world, self._rank = dist.get_world_size(group), dist.get_rank(group)
-        self._payload = Payload(payload)
+        self._payload = Payload(payload, device)
         self._lay_out()
         self.step, self.applied = 0, 0
         self._sent_in, self._going = self._per_fragment(0), torch.zeros(len(self._sizes), dtype=torch.bool, device=device)
@@ -116,6 +117,8 @@ class DeviceExchange:
         kept_elements = sum(self._shards) + self._slots
         self.momentum = torch.zeros(kept_elements if outer["momentum"] else 0, dtype=torch.float32, device=device)
         self.rounding = torch.zeros(0 if payload == "as_is" else kept_elements, dtype=torch.float32, device=device)
+        # With error feedback what messages leave out, where the parameters are.
+        self.rest = torch.zeros(self._trash + _ROW if error_feedback else 0, dtype=torch.float32, device=device)
         self.under_way: Deque[Sent] = collections.deque()
 
     def _lay_out(self) -> None:
@@ -256,8 +259,9 @@ class DeviceExchange:
         within = self._slot - ends[fragment] + shards  # of the shard that an owner has of the fragment
         offset = self._owner * shards + within
         places = torch.where(offset < sizes, offset + begins, self._in_trash)
-        payload, elements = self._payload.encode(self.shared[places] - self.local[places])
-        going = Sent(self.step, chosen[:-1], places, within + kept_begins, elements)
+        deltas = self.shared[places] - self.local[places]
+        payload, said = self._payload.encode(deltas + self.rest[places] if len(self.rest) else deltas)
+        going = Sent(self.step, chosen[:-1], places, within + kept_begins, *((deltas, said) if len(self.rest) else (said,)))
         going.received = torch.empty_like(payload)
         going.work = dist.all_to_all_single(going.received, payload, group=self._group, async_op=True)
         self.under_way.append(going)
@@ -324,6 +328,9 @@ class DeviceExchange:
             # In this order, as lamina::local_delta rounds.
             self.local.index_put_((going.places,), self.local[going.places] + sent - update)
             self.shared.index_put_((going.places,), self.shared[going.places] - update)
+            if going.message is not None:
+                message = going.message.masked_fill(is_bad, 0.0)
+                self.rest.index_put_((going.places,), self.rest[going.places] + sent - message)
             for kept, each in ((self.momentum, going.momentum), (self.rounding, going.rounding)):
                 if each is not None:
                     kept.index_put_((going.kept_at,), torch.where(is_bad, kept[going.kept_at], each))
@@ -352,6 +359,8 @@ class DeviceExchange:
         """The shared parameters once all local deltas, and what rounding has left, are averaged into them; None if that is not finite.
         Waits."""
         deltas = self.shared - self.local
+        if len(self.rest):
+            deltas += self.rest
         if len(self.rounding):
             at, kept_at = self._shard_places()
             deltas[at] = deltas[at].add_(self.rounding[kept_at], alpha=self._world)
@@ -362,6 +371,7 @@ class DeviceExchange:
         self.local.copy_(parameters)
         self.shared.copy_(parameters)
         self.rounding.zero_()
+        self.rest.zero_()
 
     def _shard_places(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Of the elements that a rank owns: where they are in the flat parameters, and in what it keeps of its shards."""
@@ -378,6 +388,7 @@ class DeviceExchange:
         return {"step": self.step, "applied": self.applied, "sent_in": self._sent_in.clone(), "allowance": self._allowance.clone(),
                 "momentum": self.momentum.clone(), "rounding": self.rounding.clone(),
                 "shared": [each.clone() for each in self.layers(self.shared)], "local": [each.clone() for each in self.layers(self.local)],
+                "rest": [each.clone() for each in self.layers(self.rest)] if len(self.rest) else [],
                 "under_way": [{name: _cloned(getattr(going, name)) for name in names} for going in self.under_way]}
 
     def own_slices(self, whole: torch.Tensor) -> torch.Tensor:
@@ -393,7 +404,7 @@ class DeviceExchange:
     def check(self, saved: Dict[str, Any]) -> None:
         """ValueError for what is not of this model."""
         now = self.save()
-        for name, is_one in (("shared", self.layout.sizes), ("local", self.layout.sizes), ("sent_in", None), ("momentum", None),
+        for name, is_one in (("shared", self.layout.sizes), ("local", self.layout.sizes), ("rest", []), ("sent_in", None), ("momentum", None),
                              ("rounding", None), ("allowance", None)):
             given, own = saved.get(name), now[name]
             if is_one is not None:
@@ -417,8 +428,9 @@ class DeviceExchange:
         def here(each: Any) -> Any:
             return each.to(self._device, copy=True) if isinstance(each, torch.Tensor) else each
         under_way = collections.deque(Sent(**{name: here(each) for name, each in going.items()}) for going in saved["under_way"])
-        for to, each in zip(self.layers(self.shared) + self.layers(self.local), [*saved["shared"], *saved["local"]]):
-            to.copy_(each)
+        for flat, name in ((self.shared, "shared"), (self.local, "local"), (self.rest, "rest")):
+            for to, each in zip(self.layers(flat), saved[name]):
+                to.copy_(each)
         self.momentum.copy_(saved["momentum"])
         self.rounding.copy_(saved["rounding"])
         self._sent_in, self._allowance = (here(saved[name]) for name in ("sent_in", "allowance"))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
     from lamina.torch._options import Choice
 
-FORMAT = 4  # of what state_dict() has under 'local_updates'
+FORMAT = 5  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
 
 
@@ -44,7 +44,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     _step_supports_amp_scaling = True  # so that a GradScaler never leaves out a step() in silence: it is told in step()
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, process_group: Optional[dist.ProcessGroup] = None, delay: int = 0,
-                 outer_rate: float = 1.0, outer_momentum: float = 0.0, payload: Payload = "as_is", by_score: bool = True,
+                 outer_rate: float = 1.0, outer_momentum: float = 0.0, payload: Optional[Payload] = None,
+                 error_feedback: Optional[bool] = None, by_score: bool = True,
                  backend: Backend = "auto", log_every: int = 0, **options: "Unpack[Choice]") -> None:
         """On all ranks at a time, which begin with the parameters of rank 0, and compare what they are told.
 
@@ -56,9 +57,12 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         outer_rate, outer_momentum: of the outer optimizer; the default averages. In the study of docs/results/learning.md, with four workers and AdamW,
             0.7 and 0.6 were better than 0.7 and 0.9, and not significantly different from averaging. With SGD with momentum 1 and 0.75, at a quarter of
             the learning rate, were better than averaging; on the toy of docs/pytorch/local-updates.md they were worse.
-        payload: as_is, float16, bfloat16, int8 or int4, on both ways: each rank owns shards, adds up what the others send
+        payload: as_is, float16, bfloat16, int8, int4 or ternary, on both ways; None: ternary, a bit or two an element, if the optimizer
+            normalises its steps, as Adam, Muon and Lion do, otherwise as_is. Each rank owns shards, adds up what the others send
             of them, in the order of the ranks, and replies to all. What rounding takes away of what is sent stays in the local delta, and of
             a reply with its owner.
+        error_feedback: what a message leaves out waits outside of the local delta, in memory of its own, and joins the next of its
+            fragment, so that the rank computes with what all share. None: with ternary.
         by_score: whether fragments are selected by their value times the steps since they were last sent, or by the value.
         backend: "cpu": lamina's C++; "torch": torch's operators, on any device; "auto": "cpu" where the parameters are on the CPU. With
             "torch" no exchange makes the host wait for the device: parameters that are not finite, sums that are not, and ranks that
@@ -89,7 +93,9 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self.world_size, self.rank = dist.get_world_size(process_group), dist.get_rank(process_group)
         self.delay, self.log_every = delay, log_every
         self._outer_options: Dict[str, Any] = {"rate": float(outer_rate), "momentum": float(outer_momentum)}
-        self._payload, self._by_score = payload, bool(by_score)
+        self._payload: Payload = payload if payload is not None else "ternary" if _normalises(optimizer) else "as_is"
+        self._error_feedback = self._payload == "ternary" if error_feedback is None else bool(error_feedback)
+        self._by_score = bool(by_score)
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.names = [f"group {g}, parameter {p}" for g, group in enumerate(optimizer.param_groups)
                       for p in range(len(group["params"]))]
@@ -101,12 +107,13 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._found: Optional[Later] = None  # by the last exchange on a device
         self._report: Optional[StepReport] = None
         if self._uses_cpu:
-            self.backend: Any = lamina.LocalDelta(self._layout, by_score=self._by_score, payload=payload, sender=self.rank, **kept)
-            self._owned = ShardOwners(self.backend.fragments, process_group, payload, self._outer_options)
+            self.backend: Any = lamina.LocalDelta(self._layout, by_score=self._by_score, payload=self._payload,
+                                                  error_feedback=self._error_feedback, sender=self.rank, **kept)
+            self._owned = ShardOwners(self.backend.fragments, process_group, self._payload, self._outer_options)
         else:
             self.backend = self._device = DeviceExchange(
-                self._layout, self.options, by_score=self._by_score, payload=payload, outer=self._outer_options, delay=delay,
-                group=process_group, device=self._own.device)
+                self._layout, self.options, by_score=self._by_score, payload=self._payload, error_feedback=self._error_feedback,
+                outer=self._outer_options, delay=delay, group=process_group, device=self._own.device)
         self._parts = self.backend.fragments
         self._sizes = self._parts.sizes
         self.totals = Totals()
@@ -148,8 +155,9 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _told(self) -> Dict[str, Any]:
         return {"names": self.names, "shapes": self.shapes,
                 **{f"the stride of {name}": strides for name, strides in zip(self.names, self._own.strides)}, "types": self._own.types,
-                "delay": self.delay, "payload": self._payload, "by_score": self._by_score, "backend": "cpu" if self._uses_cpu else "torch",
-                **dataclasses.asdict(self.options), **{f"outer_{name}": value for name, value in self._outer_options.items()}}
+                "delay": self.delay, "payload": self._payload, "error_feedback": self._error_feedback, "by_score": self._by_score,
+                "backend": "cpu" if self._uses_cpu else "torch", **dataclasses.asdict(self.options),
+                **{f"outer_{name}": value for name, value in self._outer_options.items()}}
 
     def _agree_on_the_run(self) -> None:
         told: List[Dict[str, Any]] = [{}] * self.world_size
@@ -310,12 +318,15 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                     own.copy_(average)
                     shared.copy_(average)
                 self._owned.rounding.zero_()
+                self.backend.clear_rest()
         self.totals = dataclasses.replace(self.totals, sent_bytes=self.totals.sent_bytes + 4 * self._parts.elements)
 
     def _average(self) -> List[torch.Tensor]:
         """The shared parameters once all local deltas, and what rounding has left with the shard owners, are averaged into them: the same
         bits on all ranks."""
         deltas = torch.cat([shared - own for shared, own in zip(self._shared, self._own.flat)])
+        if self._error_feedback:
+            deltas += torch.frombuffer(self.backend.rest(), dtype=torch.float32)
         self._owned.add_rounding(deltas)
         dist.all_reduce(deltas, group=self.process_group)
         if not torch.isfinite(deltas).all():
@@ -669,7 +680,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         _require(_is_flat(saved["memory"], torch.uint8), "'memory' is no tensor of bytes")
         for name in ("momentum", "rounding"):
             _require(_is_flat(saved[name], torch.float32), f"'{name}' is no tensor of float32")
-        again = lamina.LocalDelta(self._layout, fragment_elements=self.options.fragment_elements)
+        again = lamina.LocalDelta(self._layout, fragment_elements=self.options.fragment_elements, error_feedback=self._error_feedback)
         again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
         _require(again.step == step, f"'step' is {step}, and {again.step} in 'memory'")
         for which in ("shared", "local"):
@@ -713,6 +724,14 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         _require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
                  and all(_is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
         return Totals(**totals)
+
+
+# By the beginning of a class's name, or of one that it is derived from: the size of their steps does not depend on the size of gradients.
+_NORMALISING = ("Ada", "NAdam", "RAdam", "Lion", "Muon", "Lamb", "LAMB", "RMSprop", "Rprop", "SOAP", "Shampoo", "Sophia", "SignSGD")
+
+
+def _normalises(optimizer: torch.optim.Optimizer) -> bool:
+    return any(kind.__name__.startswith(_NORMALISING) for kind in type(optimizer).__mro__)
 
 
 def _require_wrappable(optimizer: Any) -> None:

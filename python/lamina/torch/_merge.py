@@ -61,15 +61,24 @@ def _local_updates(states: List[Dict[str, Any]], own: List[Dict[str, Any]], worl
     layout = lamina.Layout(dict(zip(told["names"], told["shapes"])))
     sizes = lamina.Selector(layout, fragment_elements=told["fragment_elements"]).fragments.sizes
     kept = {name: [state[name].cpu() for state in own] for name in ("momentum", "rounding")}
+    deltas = [sum(shared - state["local"][layer] for state in own) / len(own) for layer, shared in enumerate(first["shared"])]
     if told.get("backend") == "torch":
-        of_backend: Dict[str, Any] = {"applied": first["step"], **{name: joined_slices(of, sizes) for name, of in kept.items()}}
+        rests = [state["rest"] for state in own]
+        of_backend: Dict[str, Any] = {"applied": first["step"], "rest": [torch.zeros_like(each) for each in first["rest"]],
+                                      **{name: joined_slices(of, sizes) for name, of in kept.items()}}
     else:
-        core = lamina.LocalDelta(layout, fragment_elements=told["fragment_elements"])
-        core.load(_view(first))
+        rests = []
+        core = lamina.LocalDelta(layout, fragment_elements=told["fragment_elements"], error_feedback=told["error_feedback"])
+        for state in [*own[1:], first]:
+            core.load(_view(state))
+            rests.append(torch.split(torch.frombuffer(core.rest(), dtype=torch.float32), layout.sizes) if told["error_feedback"] else [])
+        core.clear_rest()
         for going in first["under_way"]:
             core.abandon(going["step"])
         of_backend = {"memory": _bytes(core.save()), **{name: joined_shards(of, sizes) for name, of in kept.items()}}
-    deltas = [sum(shared - state["local"][layer] for state in own) / len(own) for layer, shared in enumerate(first["shared"])]
+    # What waited outside of the local deltas is in them from now on.
+    for rest in rests:
+        deltas = [delta + each.to(delta.device) / len(own) for delta, each in zip(deltas, rest)] if len(rest) else deltas
     merged = {**_mean([{name: value for name, value in state.items() if name != "local_updates"} for state in states]),
               "local_updates": {
                   **first, "world_size": world_size, "rank": None, **of_backend, "under_way": [],

@@ -11,7 +11,7 @@ from lamina.torch._report import logger
 NonFinite = Literal["propagate", "skip", "leave_out"]
 Wire = Union[Literal["float32", "bfloat16"], torch.dtype]
 Backend = Literal["auto", "cpu", "torch"]
-Payload = Literal["as_is", "float16", "bfloat16", "int8", "int4"]
+Payload = Literal["as_is", "float16", "bfloat16", "int8", "int4", "ternary"]
 
 
 class Choice(TypedDict, total=False):

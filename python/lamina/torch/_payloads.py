@@ -3,9 +3,10 @@ from typing import Tuple
 
 import torch
 
-PAYLOADS = ("as_is", "float16", "bfloat16", "int8", "int4")
+PAYLOADS = ("as_is", "float16", "bfloat16", "int8", "int4", "ternary")
 BLOCK = 64  # elements that share a scale
 _BITS = {"int8": 7, "int4": 3}  # of a magnitude
+_STRIDE = 13  # bytes of a ternary block, of five integers each
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -14,13 +15,20 @@ class Payload:
     powers of two, a byte for each block, before the integers; the lower half of an int4 byte has an element of the block's first half.
     Magnitudes beyond 2^120 are rounded otherwise than by C++."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, device: torch.device) -> None:
         self._name = name
+        if name == "ternary":  # what each of 64 elements adds to 13 bytes; and of each byte the five integers
+            places = torch.arange(BLOCK, device=device)
+            self._join = torch.zeros(BLOCK, _STRIDE, device=device, dtype=torch.float32)
+            self._join[places, places % _STRIDE] = 3.0 ** (places // _STRIDE).float()
+            self._part = torch.tensor([[(((byte + 128) % 256 - 7) // 3 ** place % 3) - 1 for place in range(5)] for byte in range(256)],
+                                      dtype=torch.float32, device=device)
 
     def bytes_of(self, elements: int) -> int:
         """Of a row."""
         return {"as_is": 4 * elements, "int8": elements // BLOCK + elements,
-                "int4": elements // BLOCK + elements // 2}.get(self._name, 2 * elements)
+                "int4": elements // BLOCK + elements // 2,
+                "ternary": elements // BLOCK * (1 + _STRIDE)}.get(self._name, 2 * elements)
 
     def encode(self, numbers: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """The bytes, and the numbers that they say. What is not finite is so when it is read."""
@@ -30,8 +38,11 @@ class Payload:
             limits = torch.finfo(_HALVES[self._name])
             halves = numbers.clamp(limits.min, limits.max).to(_HALVES[self._name])
             return halves.view(torch.uint8), halves.float()
-        bits, blocks = _BITS[self._name], numbers.view(*numbers.shape[:-1], -1, BLOCK)
+        blocks = numbers.view(*numbers.shape[:-1], -1, BLOCK)
+        if self._name == "ternary":
+            return self._ternary(blocks)
         largest = torch.linalg.vector_norm(blocks, torch.inf, dim=-1)
+        bits = _BITS[self._name]
         # The exponent of the smallest scale with which the largest number fits, as float32 has it: one more where its mantissa is beyond
         # that of the largest integer. Not below 2^-120.
         exponents = ((largest.view(torch.int32) + ((1 << 24 - bits) - 1 - (bits - 1 << 23))) >> 23).clamp_(min=7)
@@ -48,14 +59,25 @@ class Payload:
             return given.view(torch.float32)
         if self._name in _HALVES:
             return given.view(_HALVES[self._name]).float()
-        a_block = BLOCK if self._name == "int8" else BLOCK // 2
+        a_block = {"int8": BLOCK, "int4": BLOCK // 2}.get(self._name, _STRIDE)
         count = given.shape[-1] // (1 + a_block)
         scales, integers = _power_of_two(given[..., :count].to(torch.int32)), given[..., count:].view(torch.int8)
         integers = integers.view(*integers.shape[:-1], count, a_block)
-        if self._name == "int4":
+        if self._name == "ternary":
+            integers = self._part[integers.view(torch.uint8).long()].transpose(-2, -1).flatten(-2)[..., :BLOCK]
+        elif self._name == "int4":
             second = (integers + 8) >> 4
             integers = torch.stack([torch.sub(integers, second, alpha=16), second], -2).flatten(-2)
         return (integers * scales.unsqueeze(-1)).flatten(-2)
+
+    def _ternary(self, blocks: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        levels = torch.linalg.vector_norm(blocks, 2, dim=-1, dtype=torch.float64).square_()
+        levels.div_(torch.linalg.vector_norm(blocks, 1, dim=-1, dtype=torch.float64).clamp_(min=1e-300)).mul_(2 ** 0.5)
+        exponents = (levels.to(torch.float32).view(torch.int32) >> 23).clamp_(min=7)  # 255 of what is not finite
+        integers = (blocks * _power_of_two(255 - exponents).unsqueeze(-1)).trunc_().clamp_(-1, 1)  # of twice the numbers
+        said = (integers * _power_of_two(exponents).unsqueeze(-1)).flatten(-2)
+        fives = (integers @ self._join).to(torch.int8).flatten(-2).view(torch.uint8)
+        return torch.cat([exponents.to(torch.uint8), fives], -1), said
 
 
 def _power_of_two(biased: torch.Tensor) -> torch.Tensor:
