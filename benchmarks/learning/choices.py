@@ -21,22 +21,24 @@ VALUES = {  # of the local deltas (W, N) and the shared parameters (N,): (W, P),
 }
 
 
-def share_within(row, fragments, value_bytes: int) -> float:
-    """The share of the elements that may go out in a step so that all bytes are row.traffic of the dense run's."""
+def share_within(row, fragments, value_bytes: int, fragment_bytes) -> float:
+    """The share of the elements that may go out in a step so that all bytes are row.traffic of the dense run's, where a fragment of so many
+    elements takes fragment_bytes of them."""
     dense = 4 * fragments.elements
     overhead = fragments.overhead_bytes + value_bytes
     if overhead >= row.traffic * dense:
         raise ValueError(f"traffic={row.traffic:g}: headers and values alone are {overhead / dense:.2%} of the dense run's bytes")
-    return min(1.0, (row.traffic * dense - overhead) / sum(fragments.payload.bytes(size) for size in fragments.sizes))
+    return min(1.0, (row.traffic * dense - overhead) / sum(fragment_bytes(size) for size in fragments.sizes))
 
 
 class OneByOne:
     """As many fragments in every step as the bytes allow, those of the largest priority first. Subclasses have memory, an array;
     priorities(step, y, shared), (P,) float64; and note(step, chosen), after which it is another memory."""
 
-    def __init__(self, row, fragments, value_bytes=0, at_least_every=0):
+    def __init__(self, row, fragments, value_bytes=0, at_least_every=0, share=None):
+        """The share of the elements that go out in a step; None: what the bytes allow."""
         self.fragments, self.value_bytes = fragments, value_bytes
-        share = share_within(row, fragments, value_bytes)
+        share = share or share_within(row, fragments, value_bytes, fragments.payload.bytes)
         self.period = 1 / share
         self.selector = fragments.selector(send_budget=share, at_least_every=at_least_every)
 
@@ -60,9 +62,9 @@ class ByValue(OneByOne):
     (sum of c j^b over j < k, + p) / k, which is least where k c k^b less that sum, b / (b + 1) of the score, is p. The order by
     value alone has the least largest delta."""
 
-    def __init__(self, row, fragments):
+    def __init__(self, row, fragments, share=None):
         self.value, self.age_power = named(VALUES, row, "value"), row.age_power
-        super().__init__(row, fragments, fragments.value_bytes, row.at_least_every)
+        super().__init__(row, fragments, fragments.value_bytes, row.at_least_every, share)
         self.memory = np.zeros(len(fragments.sizes))  # the step in which each was last sent
 
     def priorities(self, step, y, shared):

@@ -11,7 +11,7 @@ from rows import Row, parsed
 
 BASELINES = {"powersgd": "PowerSGD", "sparseloco": "SparseLoCo", "dgc": "DGC", "scalecom": "ScaleCom", "demo": "DeMo",
           "onebit": "1-bit Adam"}
-OWN_PAYLOAD = ("sparseloco", "onebit")  # of theirs titles say nothing
+OWN_PAYLOAD = ("sparseloco", "onebit", "levels")  # of theirs titles say nothing
 TUNED = ("rate", "outer_rate", "outer_momentum")
 TUNING_SEED = 0
 
@@ -131,6 +131,8 @@ def family(row: Row) -> str:
     if row.scheme == "local":
         return {"value": "local, parts by value", "turn": "local, parts in turn (Streaming DiLoCo)",
                 "all": "local, all at once (DiLoCo)"}[row.choice]
+    if row.scheme == "levels":
+        return "local, in levels"
     if row.scheme in BASELINES:
         return BASELINES[row.scheme]
     return f"gradients dropped, R = {row.drop_ratio:g}" if row.scheme == "gradients" and row.drop_ratio else "dense"
@@ -139,7 +141,7 @@ def family(row: Row) -> str:
 def is_trial(row: Row) -> bool:
     """Whether it has what neither a paper nor the library has, but that was tried to find something out."""
     return (any(getattr(row, field) != getattr(Row, field) for field in ("delta_kept", "left_kept", "unsent", "sends"))
-            or row.payload in ("int1", "int2", "top1", "top2", "top4") or row.optimizer == "adamw_of_mean")
+            or row.scheme == "levels" or row.payload in ("int1", "int2", "top1", "top2", "top4") or row.optimizer == "adamw_of_mean")
 
 
 def title(row: Row) -> str:
@@ -149,6 +151,7 @@ def title(row: Row) -> str:
     if row.workers > 1 and row.scheme not in OWN_PAYLOAD:
         words.append(row.payload.replace("as_is", "fp32"))
     if row.scheme == "local":
+        words += ["error feedback"] if row.error_feedback else []
         words += [row.value] if row.choice == "value" and row.value != Row.value else []
         words += [f"× waiting^{row.age_power:g}".removesuffix("^1")] if row.age_power else []
         words += [f"at least every {row.at_least_every} steps"] if row.at_least_every else []
@@ -156,6 +159,7 @@ def title(row: Row) -> str:
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []
         words += [f"{row.delta_kept:g} of a local delta kept"] if row.delta_kept != Row.delta_kept else []
         words += [f"{row.delay} step{'s' if row.delay > 1 else ''} later"] if row.delay else []
+    words += [f"{row.code}, every {row.period:g} steps" if row.code in ("entropy", "top") else row.code] if row.scheme == "levels" else []
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
     if row.scheme == "sparseloco":

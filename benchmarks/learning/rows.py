@@ -17,6 +17,7 @@ class Row:
     rate: float = 1e-3  #: the largest learning rate; it grows over the first 100 steps, and falls as a cosine to a tenth
     optimizer: str = "adamw"  #: of optimizers.OPTIMIZERS; demo and onebit are optimizers of their own
     payload: str = "as_is"  #: of what is sent, both ways, of payload.PAYLOADS
+    error_feedback: int = 0  #: of local: 1: what a message leaves out waits outside of what the worker computes with
     part: int = 4096  #: elements of a fragment at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is dropped
     clipped: str = "arrived"  #: of gradients, powersgd and scalecom: "arrived", what came together; or "gradients", each before that
@@ -35,11 +36,14 @@ class Row:
     ramp_steps: int = 0  #: of dgc: steps at the beginning in which a fourth, a sixteenth, ... of the elements are sent
     low_pass: float = 1.0  #: of scalecom: the share of a step that its residual takes in; 1: all of it
     momentum_kept: float = 0.999  #: of demo
+    code: str = "entropy"  #: of levels, of levels.CODES
+    period: float = 3.0  #: of levels in entropy and top: a third of the elements goes out in a step
+    scale: float = 1.8  #: of levels in trits: over the mean magnitude of a fragment
     choice: str = "value"  #: of local, of choices.CHOICES: fragments by representative value, in turn, or all at once and then nothing for a while
     value: str = "mean_abs"  #: of choice=value, of choices.VALUES
     age_power: float = 0.0  #: of choice=value: it is multiplied by its age, the steps since it was sent, to this power
     at_least_every: int = 0  #: of choice=value: a fragment that was dropped for so many steps goes out whatever its value; 0: never
-    traffic: float = 0.01  #: of local: the bytes each way over those of the dense run, headers and values included, at most
+    traffic: float = 0.01  #: of local and levels: the bytes each way over those of the dense run, headers and values included, at most
     delay: int = 0  #: of local: steps between sending a fragment and its arrival
     delta_kept: float = 1.0  #: of local: of a local delta, what is left after each step; 1: all of it
     outer_rate: float = 0.7  #: of local and sparseloco, whose paper has 1
@@ -60,8 +64,11 @@ class Row:
         for field in ("share", "low_pass", "left_kept", "delta_kept"):
             if not 0 < getattr(self, field) <= 1:
                 raise ValueError(f"{field} must lie in (0, 1], got {getattr(self, field)}")
-        if not self.traffic > 0:
-            raise ValueError(f"traffic must be greater than 0, got {self.traffic}")
+        for field in ("traffic", "scale"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"{field} must be greater than 0, got {getattr(self, field)}")
+        if not self.period >= 1:
+            raise ValueError(f"period must be at least 1, got {self.period}")
 
     def name(self) -> str:
         """The row as text, and the name of its result: the first fields, and those that are not as by default."""

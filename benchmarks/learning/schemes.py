@@ -19,6 +19,7 @@ from baselines.largest import Dgc, ScaleCom
 from baselines.low_rank import PowerSgd
 from baselines.one_bit import OneBitAdam
 from baselines.sparse_loco import SparseLoco
+from levels import Levels
 from rows import FIRST_FIELDS, named
 from training import Replicas, Shared, Step, clipped, worker_clip
 
@@ -125,7 +126,8 @@ class Local:
         self.shared = self.replicas.y[0].clone()
         self.momentum = torch.zeros_like(self.shared)
         self.rounding = torch.zeros_like(self.shared)  # what rounding took of the outer optimizer's updates, kept by who computes them
-        self.under_way: list[tuple] = []  # (step of arrival, fragments, what each worker sent of them), in that order
+        self.rest = torch.zeros_like(self.replicas.y) if row.error_feedback else None  # what messages left out, outside of y
+        self.under_way: list[tuple] = []  # (step of arrival, fragments, of each worker its local delta of them, and what it sent), in that order
         self.came = np.full(len(self.fragments.sizes), float(row.delay))  # the step in which each fragment last did
         self.times = np.zeros(len(self.fragments.sizes), int)  # that it did
         self.longest = 0.0  # that one waited, in steps
@@ -138,33 +140,37 @@ class Local:
         if self.row.delta_kept != 1:
             self.replicas.y.lerp_(self.shared, 1 - self.row.delta_kept)
         is_held = bytearray(len(self.fragments.sizes))
-        for _, fragments, _ in self.under_way:
+        for _, fragments, _, _ in self.under_way:
             for fragment in fragments:
                 is_held[fragment] = 1
         chosen = self.choice.decide(step, self.replicas.y, self.shared, bytes(is_held))
         if chosen:
             elements = self.fragments.indices(chosen)
             delta = self.shared[elements] - self.replicas.y[:, elements]
-            self.under_way.append((step + self.row.delay, chosen, self.fragments.arriving(chosen, delta)))
+            sent = self.fragments.arriving(chosen, delta if self.rest is None else delta + self.rest[:, elements])
+            self.under_way.append((step + self.row.delay, chosen, sent if self.rest is None else delta, sent))
             result.up_bytes += self.fragments.frame_bytes(chosen)
             self.arrive(step, result)
         return result
 
     def arrive(self, step, result):
         while self.under_way and self.under_way[0][0] <= step:
-            arrival, fragments, sent = self.under_way.pop(0)
+            arrival, fragments, delta, sent = self.under_way.pop(0)
             waited = arrival - self.came[fragments]
             self.came[fragments] = arrival
             self.times[fragments] += 1
             self.longest = max(self.longest, waited.max())
-            self.bring_together(fragments, self.fragments.indices(fragments), sent, waited / self.choice.period)
+            self.bring_together(fragments, self.fragments.indices(fragments), delta, sent, waited / self.choice.period)
             result.down_bytes += self.fragments.frame_bytes(fragments)
 
-    def bring_together(self, fragments, elements, sent, periods):
-        """A shift and not an overwrite: what a worker did not send, or has done since, is still in its delta."""
+    def bring_together(self, fragments, elements, delta, sent, periods):
+        """A shift and not an overwrite: what a worker did not send, or has done since, is still in its delta; but with error feedback what a
+        message left out waits outside."""
         taken = self.outer_optimizer(fragments, elements, sent.mean(0), periods)
         self.shared[elements] -= taken
-        self.replicas.y[:, elements] += sent - taken
+        self.replicas.y[:, elements] += delta - taken
+        if self.rest is not None:
+            self.rest[:, elements] += delta - sent
 
     def outer_optimizer(self, fragments, elements, mean, periods):
         """Nesterov's, on the fragments that have come after so many periods; the momentum of all others stands still. Returns what is taken
@@ -191,7 +197,7 @@ class Local:
 
     def state(self, step):
         return {"replicas": self.replicas.state(), "choice": self.choice.state(step), "under_way": self.under_way,
-                "shared": self.shared, "momentum": self.momentum, "rounding": self.rounding,
+                "shared": self.shared, "momentum": self.momentum, "rounding": self.rounding, "rest": self.rest,
                 "came": self.came, "times": self.times, "longest": self.longest}
 
     def load(self, state):
@@ -199,15 +205,16 @@ class Local:
         self.choice.load(state["choice"])
         self.under_way = list(state["under_way"])
         self.came[:], self.times[:], self.longest = state["came"], state["times"], state["longest"]
-        for name in ("shared", "momentum", "rounding"):
+        for name in ("shared", "momentum", "rounding", *(["rest"] if self.rest is not None else [])):
             getattr(self, name).copy_(state[name])
 
 
-SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "powersgd": PowerSgd, "sparseloco": SparseLoco,
+SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "levels": Levels, "powersgd": PowerSgd, "sparseloco": SparseLoco,
            "dgc": Dgc, "scalecom": ScaleCom, "demo": DeMo, "onebit": OneBitAdam}
 # What a scheme reads of a row besides its first fields.
 READS = {"dense": "optimizer", "gradients": "optimizer payload part drop_ratio clipped correction held_back",
-         "local": "optimizer payload part choice value age_power at_least_every traffic delay delta_kept outer_rate outer_momentum outer_clock",
+         "local": "optimizer payload error_feedback part choice value age_power at_least_every traffic delay delta_kept outer_rate outer_momentum outer_clock",
+         "levels": "optimizer code period scale traffic part value",
          "powersgd": "optimizer payload clipped rank dense_steps", "sparseloco": "optimizer interval top averaged left_kept unsent sends share answer outer_rate",
          "dgc": "optimizer payload correction share ramp_steps", "scalecom": "optimizer payload clipped share low_pass",
          "demo": "payload top momentum_kept", "onebit": "dense_steps"}

@@ -3,6 +3,7 @@
 """Writes the tables of results on the documentation's pages, between <!-- table: NAME --> and <!-- end -->, from benchmarks/results.
 With --check it changes nothing, and fails where a page differs. Its lookups are also those of docs/claims.toml: each finds one row, or fails."""
 
+import collections
 import functools
 import json
 import math
@@ -164,24 +165,29 @@ BASE = "4 to 1, 1 MB, queue 64 KiB"
 INCASTS = (BASE, "1 to 1, 1 MB, queue 64 KiB", "8 to 1, 1 MB, queue 64 KiB", "4 to 1, 1 MB, queue 50 ms",
            f"{BASE}, loss 5 %", "8 to 1, 0.25 MB, queue 64 KiB")
 BY_SCORE = "local, parts by value, int4, × waiting, momentum in time"
+TERNARY = "local, parts by value, ternary, error feedback, × waiting"
+ENTROPY, TRITS, BLOCKS, TOP = (f"local, in levels, {code}" for code in ("entropy, every 3 steps", "trits", "blocks", "top, every 3 steps"))
 LOCO = "SparseLoCo, 256 of 4,096 every 3 steps, mean over all workers"
 LOCO_BACK = "SparseLoCo, 640 of 4,096 every 3 steps, mean over all workers, answers rounded"
 NESTEROV = f"{BY_SCORE}, nesterov"
 FRUGAL = f"{BY_SCORE}, 0.3%, nesterov"
 # Titles of the study, in the words of the pages.
 TEXT = {"dense, fp32": "dense", LOCO: "SparseLoCo, every 3 steps", "DeMo, bfloat16, 32 a tile": "DeMo, 32 components a tile",
-        BY_SCORE: "**local updates, by score**", "local, parts in turn (Streaming DiLoCo), int4": "round robin (Streaming DiLoCo)",
+        TERNARY: "**local updates, ternary**", BY_SCORE: "local updates, int4", ENTROPY: "−3 to 3 of one step a message, entropy coded",
+        TRITS: "−1, 0, 1 of a scale for each 4,096", BLOCKS: "−1, 0, 1 of a scale for each 64, by their mean",
+        TOP: "the largest, with their positions", "local, parts in turn (Streaming DiLoCo), int4": "round robin (Streaming DiLoCo)",
         "local, all at once (DiLoCo), int4": "all fragments (DiLoCo)", f"{LOCO}, answers rounded": "SparseLoCo, compressed downlink",
         LOCO_BACK: "SparseLoCo, 640 of 4,096, compressed downlink",
-        "DeMo, bfloat16, 24 a tile": "DeMo, 24 components a tile", f"{BY_SCORE}, 1 step later": "local updates, by score, `delay=1`",
-        f"{BY_SCORE}, 0.3%": "local updates, by score, fewer bytes", "PowerSGD, fp32, rank 1": "PowerSGD, rank 1",
+        "DeMo, bfloat16, 24 a tile": "DeMo, 24 components a tile", f"{BY_SCORE}, 1 step later": "local updates, int4, `delay=1`",
+        f"{BY_SCORE}, 0.3%": "local updates, int4, fewer bytes", "PowerSGD, fp32, rank 1": "PowerSGD, rank 1",
         "PowerSGD, fp32, rank 4": "PowerSGD, rank 4", "1-bit Adam, the first 50 steps dense": "1-bit Adam",
         "gradients dropped, R = 0.95, fp32, each clipped, state stands still": "layer dropping, AdamW's state stands still",
         "gradients dropped, R = 0.95, fp32": "layer dropping, zeros for dropped layers", "one worker, no communication": "one worker, no communication"}
-LONG = ("dense, fp32", LOCO, "DeMo, bfloat16, 32 a tile", BY_SCORE, "local, parts in turn (Streaming DiLoCo), int4",
+CODES = (ENTROPY, TRITS, BLOCKS, TERNARY, TOP)
+LONG = ("dense, fp32", LOCO, "DeMo, bfloat16, 32 a tile", TERNARY, BY_SCORE, "local, parts in turn (Streaming DiLoCo), int4",
         "local, all at once (DiLoCo), int4", LOCO_BACK,
         "DeMo, bfloat16, 24 a tile", f"{BY_SCORE}, 1 step later", f"{BY_SCORE}, 0.3%", "PowerSGD, fp32, rank 1")
-SHORT = ("dense, fp32", LOCO, "1-bit Adam, the first 50 steps dense", "local, parts in turn (Streaming DiLoCo), int4", BY_SCORE,
+SHORT = ("dense, fp32", LOCO, "1-bit Adam, the first 50 steps dense", TERNARY, "local, parts in turn (Streaming DiLoCo), int4", BY_SCORE,
          "local, all at once (DiLoCo), int4", "DeMo, bfloat16, 32 a tile",
          "gradients dropped, R = 0.95, fp32, each clipped, state stands still", "PowerSGD, fp32, rank 4", "one worker, no communication",
          "gradients dropped, R = 0.95, fp32")
@@ -193,6 +199,34 @@ def studied(titles, steps):
         of = learned(title, steps)
         yield [TEXT[title], percent(of.up), percent(of.down), pm(of.loss, of.error, sign=""),
                "" if title == "dense, fp32" else pm(of.to_dense, of.to_dense_error), of.n, of.tried]
+
+
+# The rows on a GPU: those of a record that are not as here are of another setting.
+ON_GPU = {"task": "text", "opt": "adamw", "W": 4, "steps": 2000}
+GPU_SETTINGS = {"text, AdamW, 4 workers": {}, "8 workers": {"W": 8}, "16 workers, 1,000 steps": {"W": 16, "steps": 1000},
+                "6,000 steps": {"steps": 6000}, "Muon": {"opt": "muon"}, "0.3 % each way": {"H": 10.0},
+                "images, SGD, top-1 in %": {"task": "images", "opt": "sgd", "steps": 1500}}
+GPU_SCHEMES = ("dense", "levels", "sparseloco", "int4", "diloco4")
+
+
+def gpu_score(scheme: str, setting: dict) -> str:
+    """The mean at the best of the rates that have most seeds."""
+    wanted = ON_GPU | setting
+    of_rates = collections.defaultdict(list)
+    for line in (RESULTS / "learning/gpu/records.jsonl").read_text().splitlines():
+        of = json.loads(line)
+        is_other = of.get("H", 3) not in (3, 13) if "H" not in wanted else of.get("H", wanted["H"]) != wanted["H"]
+        if of["scheme"] == scheme and not is_other and all(of[name] == wanted[name] for name in ON_GPU):
+            of_rates[of["rate"]].append(of.get("loss", of.get("top1")))
+    most = max(map(len, of_rates.values()), default=0)
+    best = (max if wanted["task"] == "images" else min)((scores for scores in of_rates.values() if len(scores) == most),
+                                                        key=statistics.fmean, default=[math.nan])
+    return pm(statistics.fmean(best), error_of(best), sign="", digits=1 if wanted["task"] == "images" else 3)
+
+
+def on_gpu():
+    for name, setting in GPU_SETTINGS.items():
+        yield [name, *(gpu_score(scheme, setting) for scheme in GPU_SCHEMES)]
 
 
 def images():
@@ -295,6 +329,8 @@ TABLES = {
     "summary": lambda: (["lamina", "baseline", "baseline, s", "lamina, s", "ratio", "steps", ""], summary()),
     "learning_summary": lambda: (["", "uplink, %", "downlink, %", "loss to dense", "seeds"], learning_summary()),
     "text": lambda: (STUDY, studied(LONG, 2000)),
+    "codes": lambda: (STUDY, studied(CODES, 2000)),
+    "levels": lambda: (["", "dense", "levels", "SparseLoCo", "int4 by score", "DiLoCo, int4"], on_gpu()),
     "text_short": lambda: (STUDY, studied(SHORT, 300)),
     "images": lambda: (["method", "uplink, %", "downlink, %", "loss", "test top-1, %", "seeds", "settings tried"], images()),
     "hooks_1gbs": lambda: (HOOKED, hooks("1Gbs")),

@@ -29,7 +29,7 @@ def as_the_study(text):
 
     parameters = [torch.nn.Parameter(each.clone()) for each in cut(scheme.task.begin)]
     local = LocalUpdates(torch.optim.SGD(parameters, RATE), send_budget=1 / scheme.choice.period, fragment_elements=row.part,
-                         payload=row.payload, delay=row.delay, outer_rate=row.outer_rate, outer_momentum=row.outer_momentum,
+                         payload=row.payload, error_feedback=bool(row.error_feedback), delay=row.delay, outer_rate=row.outer_rate, outer_momentum=row.outer_momentum,
                          by_score=bool(row.age_power))
     sent = 0
     for step in range(1, row.steps + 1):
@@ -47,6 +47,7 @@ def as_the_study(text):
 
 
 @pytest.mark.parametrize("text", [
-    "traffic=0.4", "traffic=0.2 age_power=1 payload=int4", "traffic=0.25 age_power=1 payload=int8 delay=1", "traffic=0.2 payload=int4 delay=3"])
+    "traffic=0.4", "traffic=0.2 age_power=1 payload=int4", "traffic=0.25 age_power=1 payload=int8 delay=1", "traffic=0.2 payload=int4 delay=3",
+    "traffic=0.125 age_power=1 payload=ternary error_feedback=1 delay=1"])
 def test_local_updates_are_those_of_the_study(text):
     ranks.run(4, as_the_study, text)

@@ -31,20 +31,22 @@ class Sent:
         self.total = torch.zeros_like(scheme.replicas.y)
         bring_together = scheme.bring_together
 
-        def counting(fragments, elements, sent, periods):
+        def counting(fragments, elements, delta, sent, periods):
             self.total[:, elements] += sent
-            bring_together(fragments, elements, sent, periods)
+            bring_together(fragments, elements, delta, sent, periods)
 
         scheme.bring_together = counting
 
 
 def is_conserved(scheme):
-    """L2: what each worker did is what it sent and what is left in its local delta, at every element after every step."""
+    """L2: what each worker did is what it sent, what is left in its local delta, and what waits outside of it, at every element after every
+    step."""
     sent, did = Sent(scheme), torch.zeros_like(scheme.replicas.y)
     for step in range(1, scheme.row.steps + 1):
         did -= RATE * scheme.task.drawn[step - 1]
         scheme.step(step, RATE)
-        if not torch.equal(-did, sent.total + scheme.shared - scheme.replicas.y):
+        waiting = scheme.shared - scheme.replicas.y + (0 if scheme.rest is None else scheme.rest)
+        if not torch.equal(-did, sent.total + waiting):
             return False
     return True
 
@@ -60,15 +62,15 @@ def test_what_rounding_takes_of_the_outer_steps_comes_later(delay):
 
 
 class Overwriting(schemes.Local):
-    def bring_together(self, fragments, elements, sent, periods):
+    def bring_together(self, fragments, elements, delta, sent, periods):
         self.shared[elements] -= self.outer_optimizer(fragments, elements, sent.mean(0), periods)
         self.replicas.y[:, elements] = self.shared[elements]
 
 
 class RoundingTwice(schemes.Local):
-    def bring_together(self, fragments, elements, sent, periods):
+    def bring_together(self, fragments, elements, delta, sent, periods):
         left = self.shared[elements] - self.replicas.y[:, elements] - sent
-        super().bring_together(fragments, elements, sent, periods)
+        super().bring_together(fragments, elements, delta, sent, periods)
         self.replicas.y[:, elements] -= left
 
 
@@ -80,6 +82,28 @@ def test_nothing_is_lost(choice, payload, delay):
     scheme = made(f"scheme=local choice={choice} payload={payload} delay={delay} traffic={traffic}")
     assert is_conserved(scheme)
     assert not torch.equal(scheme.shared, scheme.task.begin)
+
+
+@pytest.mark.parametrize("payload", ["int4", "ternary"])
+@pytest.mark.parametrize("delay", [0, 3])
+def test_nothing_is_lost_of_what_waits_outside(payload, delay):
+    scheme = made(f"scheme=local age_power=1 payload={payload} error_feedback=1 delay={delay} traffic=0.125")
+    assert is_conserved(scheme) and scheme.rest.any()
+
+
+@pytest.mark.parametrize("code", ["entropy", "trits", "blocks", "top"])
+def test_nothing_is_lost_in_levels(code):
+    scheme = made(f"scheme=levels code={code} traffic=0.2 period=1.5 outer_rate=0.7 outer_momentum=0.9")
+    did = torch.zeros_like(scheme.replicas.y)
+    for step in range(1, 10):
+        did -= RATE * scheme.task.drawn[step - 1]
+        result = scheme.step(step, RATE)
+        waiting = scheme.shared - scheme.replicas.y + scheme.rest
+        # The server's rest is that of the mean.
+        left = -did.mean(0) - waiting.mean(0) - scheme.server_rest
+        assert torch.allclose(left, scheme.task.begin - scheme.shared, atol=1e-3)
+        assert 0 < result.up_bytes < 4 * 330
+    assert scheme.rest.any()
 
 
 @pytest.mark.parametrize("broken, text", [(Overwriting, "delay=1"), (RoundingTwice, "payload=int4")])
@@ -131,7 +155,8 @@ def test_momentum_of_fragments_that_are_not_sent_stands_still():
                                   "scheme=sparseloco interval=3 sends=parts share=0.5",
                                   "scheme=dgc ramp_steps=8 optimizer=sgd correction=0.5", "scheme=scalecom share=0.1 low_pass=0.5", "scheme=demo top=8",
                                   "scheme=onebit dense_steps=3",
-                                  "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=local choice=turn delay=1 traffic=0.4",
+                                  "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=levels traffic=0.2 period=1.5", "scheme=levels code=top traffic=0.2",
+                                  "scheme=local payload=ternary error_feedback=1 delay=2 traffic=0.125", "scheme=local choice=turn delay=1 traffic=0.4",
                                   "scheme=local optimizer=sgd age_power=1 outer_clock=steps outer_momentum=0.5 traffic=0.4",
                                   "scheme=local choice=all traffic=0.4 delta_kept=0.9", "scheme=local optimizer=adamw_of_mean traffic=0.4"])
 def test_saved_and_resumed_is_the_uninterrupted_run(text):
@@ -171,7 +196,7 @@ def test_a_fragment_under_way_is_not_chosen_again():
     went_out = []
     for step in range(1, 10):
         scheme.step(step, RATE)
-        went_out += [step] * sum(arrival == step + 3 for arrival, _, _ in scheme.under_way)
+        went_out += [step] * sum(arrival == step + 3 for arrival, *_ in scheme.under_way)
     assert went_out == [1, 4, 7]
 
 
@@ -239,7 +264,7 @@ def test_local_updates_are_the_librarys_own(delay, by_score, power):
     assert len(came) == 4
 
 
-@pytest.mark.parametrize("payload", ["as_is", "bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("payload", ["as_is", "bfloat16", "int8", "int4", "ternary"])
 def test_bytes_and_roundings_are_the_librarys_own(payload):
     fragments = Fragments(Toy(parsed("steps=1")).shapes(), parsed(f"payload={payload}"))
     numbers = torch.randn(330, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 20, 330)
