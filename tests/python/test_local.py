@@ -410,6 +410,7 @@ def test_whatever_the_default_type_is(payload):
 def any_optimizer(name, options):
     model = models.small()
     optimizer = LocalUpdates(getattr(torch.optim, name)(model.parameters(), **options), send_budget=0.3, fragment_elements=4096)
+    assert (optimizer._payload, optimizer._error_feedback) == (("as_is", False) if name == "SGD" else ("ternary", True))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
     losses = []
     for step in range(1, 31):

@@ -726,12 +726,13 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         return Totals(**totals)
 
 
-# By the beginning of a class's name, or of one that it is derived from: the size of their steps does not depend on the size of gradients.
-_NORMALISING = ("Ada", "NAdam", "RAdam", "Lion", "Muon", "Lamb", "LAMB", "RMSprop", "Rprop", "SOAP", "Shampoo", "Sophia", "SignSGD")
+# By a word in a class's name, or in that of one that it is derived from: the size of their steps does not depend on the size of gradients.
+_NORMALISING = ("Adam", "Adagrad", "Adadelta", "Adafactor", "Adan", "Lion", "Muon", "Lamb", "LAMB", "RMSprop", "Rprop", "SOAP", "Shampoo",
+                "Sophia", "SignSGD")
 
 
 def _normalises(optimizer: torch.optim.Optimizer) -> bool:
-    return any(kind.__name__.startswith(_NORMALISING) for kind in type(optimizer).__mro__)
+    return any(word in kind.__name__ for kind in type(optimizer).__mro__ for word in _NORMALISING)
 
 
 def _require_wrappable(optimizer: Any) -> None:
