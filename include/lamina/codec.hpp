@@ -253,7 +253,7 @@ struct frame_decoder {
     if (header.checksum != sum) return errc::checksum_mismatch;
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const auto layer = payload.subspan(begins[l], begins[l + 1] - begins[l]);
-      if (is_present(l) && !has_fives(type, layer, model.sizes()[l])) return errc::bad_fives;
+      if (is_present(l) && !are_trits(type, layer, model.sizes()[l])) return errc::bad_trits;
     }
     if (type == payload_type::as_is && reinterpret_cast<std::uintptr_t>(payload.data()) % alignof(T) != 0)
       return errc::misaligned_buffer;

@@ -29,7 +29,7 @@ enum class errc {
   unknown_payload_type,  ///< a frame of no payload_type
   bad_presence,  ///< a presence bit beyond the last layer or of an empty layer, or padding that is not zero
   bad_payload_size,     ///< the payload has another size than the layers that are present
-  bad_fives,            ///< a ternary payload with a byte that is no five integers, beyond 121 or -121
+  bad_trits,            ///< a ternary payload with a byte that is no five trits, beyond 121 or -121
   misaligned_buffer,    ///< the bytes do not lie where their elements can be read in place
   unexpected_kind,      ///< a frame of another kind
   unexpected_step,      ///< a frame of another step
@@ -80,7 +80,7 @@ class LAMINA_VISIBLE error_category final : public std::error_category {
         "frame has an unknown payload type",
         "presence bit set beyond the last layer or for an empty layer, or padding that is not zero: damaged?",
         "payload size does not match the present layers",
-        "ternary payload has a byte that is no five integers",
+        "ternary payload has a byte that is no five trits",
         "buffer is not aligned for the element type",
         "frame is of another kind than expected",
         "frame belongs to another step",

@@ -35,7 +35,8 @@ enum class payload_type : std::uint8_t {
   int8 = 3,
   /// An eighth of the bytes and 1/64 of a byte: as int8, with integers from -7 to 7, two to a byte.
   int4 = 4,
-  /// 1/18 of the bytes: each element is -1, 0 or 1 times a power of two that its block of 64 shares, five to a byte. Whoever sends in it has to keep what it leaves out: gradients and updates, no parameters.
+  /// 1/18 of the bytes: each element is -1, 0 or 1 times a power of two that its block of 64 shares, five to a byte. Whoever
+  /// sends in it has to keep what it leaves out: gradients and updates, no parameters.
   ternary = 5,
 };
 

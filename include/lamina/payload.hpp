@@ -289,22 +289,22 @@ void decode_integers(const std::byte* layer, std::size_t layer_elements, std::si
   });
 }
 
-/// Whether the bytes of a layer that is sent are fives where fives belong: they go from -121 to 121.
-inline bool has_fives(payload_type type, std::span<const std::byte> layer, std::size_t elements) noexcept {
+/// Whether the bytes of a layer that is sent are five trits each where the type has trits: they go from -121 to 121.
+inline bool are_trits(payload_type type, std::span<const std::byte> layer, std::size_t elements) noexcept {
   return type != payload_type::ternary ||
-         std::ranges::all_of(layer.subspan(payload_blocks(elements)), [](std::byte five) {
-           return std::abs(static_cast<int>(static_cast<std::int8_t>(five))) <= 121;
+         std::ranges::all_of(layer.subspan(payload_blocks(elements)), [](std::byte each) {
+           return std::abs(static_cast<int>(static_cast<std::int8_t>(each))) <= 121;
          });
 }
 
-// The bytes of a block, five integers to each.
+// The bytes of a block's trits, five to each.
 constexpr std::size_t ternary_stride(std::size_t count) noexcept {
   return (count + 4) / 5;
 }
 
-// The scale of a block: the power of two that is nearest, in the logarithm, to the sum of squares over the sum of magnitudes. For a normal
-// and for a Laplace distribution that is the level of least square error, to 3 % (Max, Quantizing for minimum distortion, 1960), and of
-// zeros and one magnitude it is that magnitude: what was read is written as it was.
+// The scale of a block: the power of two that is nearest, in the logarithm, to the sum of squares over the sum of magnitudes. That is the
+// level of least square error for a Laplace distribution, and to 3 % for a normal one (Max, Quantizing for minimum distortion, 1960); of
+// zeros and one magnitude it is that magnitude, so that what was read is written as it was.
 template <element T>
 LAMINA_ALWAYS_INLINE std::uint8_t ternary_scale(const T* block) noexcept {
   constexpr std::size_t sums = 8;
@@ -331,13 +331,13 @@ LAMINA_ALWAYS_INLINE std::uint8_t ternary_scale(const T* block) noexcept {
                                    scale_bias);
 }
 
-// The scales of all blocks come first, then the fives: integers from -1 to 1, which stand for so many times the scale, as the sum of each times
-// 3^k. Integer k of byte j of a block is that of its element k * stride + j, so that registers hold neighbours. Of what is not finite, or
-// so large that what remains of it could not be written down, 0 is sent.
+// The scales of all blocks come first, then the trits, -1, 0 or 1 times the scale. A byte is the sum of 3^k times its trit k, and trit k of
+// byte j of a block is that of its element k * stride + j, so that registers hold neighbours. Of what is not finite, or so large that what
+// remains of it could not be written down, 0 is sent.
 template <element T>
 void encode_ternary(std::span<const T> from, std::byte* to) noexcept {
   constexpr T most = sizeof(T) == 4 ? (std::numeric_limits<T>::max)() : T(0x1p140);
-  std::byte* fives_to = to + payload_blocks(from.size());
+  std::byte* packed_to = to + payload_blocks(from.size());
   for_each_row(from, [&](const T* block, std::size_t count, std::size_t) LAMINA_INLINED {
     std::array<T, payload_block_elements> sendable;
     if (!is_row_within(block, most)) {
@@ -348,25 +348,24 @@ void encode_ternary(std::span<const T> from, std::byte* to) noexcept {
     const std::uint8_t scale = ternary_scale(block);
     *to++ = std::byte{scale};
     const T least = scale_value<T>(scale) / 2;
-    std::array<std::int8_t, 80> integers = {};
+    std::array<std::int8_t, 80> trits = {};
     for (std::size_t i = 0; i < payload_block_elements; ++i)
-      integers[i] = static_cast<std::int8_t>((block[i] >= least) - (block[i] <= -least));
-    std::array<std::int8_t, 16> fives;
+      trits[i] = static_cast<std::int8_t>((block[i] >= least) - (block[i] <= -least));
+    std::array<std::int8_t, 16> packed;
     const std::size_t stride = ternary_stride(count);
-    const auto join = [&](std::size_t apart) LAMINA_INLINED {
-      for (std::size_t j = 0; j < fives.size(); ++j) {
-        fives[j] =
-            static_cast<std::int8_t>(integers[j] + 3 * integers[j + apart] + 9 * integers[j + 2 * apart] +
-                                     27 * integers[j + 3 * apart] + 81 * integers[j + 4 * apart]);
+    const auto pack = [&](std::size_t apart) LAMINA_INLINED {
+      for (std::size_t j = 0; j < packed.size(); ++j) {
+        packed[j] = static_cast<std::int8_t>(trits[j] + 3 * trits[j + apart] + 9 * trits[j + 2 * apart] +
+                                             27 * trits[j + 3 * apart] + 81 * trits[j + 4 * apart]);
       }
     };
     if (stride == 13) {
-      join(13);  // of a known length
+      pack(13);  // of a known length
     } else {
-      join(stride);
+      pack(stride);
     }
-    std::memcpy(fives_to, fives.data(), stride);
-    fives_to += stride;
+    std::memcpy(packed_to, packed.data(), stride);
+    packed_to += stride;
   });
 }
 
@@ -375,32 +374,32 @@ template <element T>
 void decode_ternary(const std::byte* layer, std::size_t layer_elements, std::size_t begin,
                     std::span<T> to) noexcept {
   const std::byte* scales = layer + begin / payload_block_elements;
-  const std::byte* fives_from = layer + payload_blocks(layer_elements) + begin / payload_block_elements * 13;
+  const std::byte* packed_from = layer + payload_blocks(layer_elements) + begin / payload_block_elements * 13;
   write_each_row(to, [&](T* row, std::size_t, std::size_t first) LAMINA_INLINED {
     const T scale = scale_value<T>(std::to_integer<std::uint8_t>(*scales++));
     // Of the block, of which the row may be the beginning.
     const std::size_t stride =
         ternary_stride((std::min)(layer_elements - begin - first, payload_block_elements));
-    std::array<std::uint8_t, 16> fives = {};
-    std::memcpy(fives.data(), fives_from, stride);
-    for (std::uint8_t& five : fives) five = static_cast<std::uint8_t>(five + 121U);
-    std::array<std::int8_t, 80> integers = {};
-    const auto part = [&](std::size_t apart) LAMINA_INLINED {
+    std::array<std::uint8_t, 16> packed = {};
+    std::memcpy(packed.data(), packed_from, stride);
+    for (std::uint8_t& each : packed) each = static_cast<std::uint8_t>(each + 121U);
+    std::array<std::int8_t, 80> trits = {};
+    const auto unpack = [&](std::size_t apart) LAMINA_INLINED {
       for (std::size_t k = 0; k < 5; ++k) {
-        for (std::size_t j = 0; j < fives.size(); ++j) {
-          const auto third = static_cast<std::uint8_t>(fives[j] * 171U >> 9U);
-          integers[k * apart + j] = static_cast<std::int8_t>(fives[j] - 3 * third - 1);
-          fives[j] = third;
+        for (std::size_t j = 0; j < packed.size(); ++j) {
+          const auto third = static_cast<std::uint8_t>(packed[j] * 171U >> 9U);
+          trits[k * apart + j] = static_cast<std::int8_t>(packed[j] - 3 * third - 1);
+          packed[j] = third;
         }
       }
     };
     if (stride == 13) {
-      part(13);
+      unpack(13);
     } else {
-      part(stride);
+      unpack(stride);
     }
-    for (std::size_t i = 0; i < payload_block_elements; ++i) row[i] = static_cast<T>(integers[i]) * scale;
-    fives_from += stride;
+    for (std::size_t i = 0; i < payload_block_elements; ++i) row[i] = static_cast<T>(trits[i]) * scale;
+    packed_from += stride;
   });
 }
 

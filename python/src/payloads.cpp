@@ -69,8 +69,8 @@ void decode(const lamina::layout& model, const std::vector<std::size_t>& sent, c
   }
   for (std::span<const std::byte> left = given; const std::size_t layer : sent) {
     const std::size_t bytes_of_layer = lamina::payload_bytes<float>(type, model.sizes()[layer]);
-    if (!lamina::detail::has_fives(type, left.first(bytes_of_layer), model.sizes()[layer]))
-      throw lamina::decode_error(make_error_code(lamina::errc::bad_fives), name_of(model, layer));
+    if (!lamina::detail::are_trits(type, left.first(bytes_of_layer), model.sizes()[layer]))
+      throw lamina::decode_error(make_error_code(lamina::errc::bad_trits), name_of(model, layer));
     left = left.subspan(bytes_of_layer);
   }
   const std::byte* from = given.data();

@@ -113,9 +113,9 @@ def elements_of(data: bytes, payload_type: str, element_type: str, count: int) -
             size = min(64, count - begin)
             stride = (size + 4) // 5
             block = data[blocks + begin // 64 * 13:][:stride]
-            fives = struct.unpack(f"<{stride}b", block)
-            refuse_if(any(abs(five) > 121 for five in fives), "bad_fives")
-            integers += [(fives[i % stride] + 121) // 3 ** (i // stride) % 3 - 1 for i in range(size)]
+            packed = struct.unpack(f"<{stride}b", block)
+            refuse_if(any(abs(each) > 121 for each in packed), "bad_trits")
+            integers += [(packed[i % stride] + 121) // 3 ** (i // stride) % 3 - 1 for i in range(size)]
     elif payload_type == "int8":
         integers = struct.unpack(f"<{count}b", data[blocks:])
     else:

@@ -265,10 +265,10 @@ TEST_CASE("payload: int4 is two integers a byte, the first in the lower half") {
         std::vector<float>{-16, 14});
 }
 
-// By docs/wire-format.md: the scale of block `b`, and the integers of its elements.
+// By docs/wire-format.md: the scale of block `b`, and the trits of its elements.
 struct ternary_block {
   double scale;
-  std::vector<int> integers;
+  std::vector<int> trits;
 };
 ternary_block ternary_block_of(const bytes& wire, std::size_t elements, std::size_t b) {
   const std::size_t blocks = (elements + 63) / 64;
@@ -276,9 +276,9 @@ ternary_block ternary_block_of(const bytes& wire, std::size_t elements, std::siz
   const std::size_t stride = (count + 4) / 5;
   ternary_block read{std::ldexp(1.0, std::to_integer<int>(wire[b]) - 127), {}};
   for (std::size_t i = 0; i < count; ++i) {
-    int five = std::bit_cast<std::int8_t>(wire[blocks + 13 * b + i % stride]) + 121;
-    for (std::size_t k = 0; k < i / stride; ++k) five /= 3;
-    read.integers.push_back(five % 3 - 1);
+    int packed = std::bit_cast<std::int8_t>(wire[blocks + 13 * b + i % stride]) + 121;
+    for (std::size_t k = 0; k < i / stride; ++k) packed /= 3;
+    read.trits.push_back(packed % 3 - 1);
   }
   return read;
 }
@@ -297,13 +297,13 @@ TEMPLATE_TEST_CASE(
         const ternary_block block = ternary_block_of(wire, elements, b);
         double magnitudes = 0;
         double squares = 0;
-        for (std::size_t i = 0; i < block.integers.size(); ++i) {
+        for (std::size_t i = 0; i < block.trits.size(); ++i) {
           const double value = values[64 * b + i];
           magnitudes += std::abs(value);
           squares += value * value;
-          const int integer = std::abs(value) < block.scale / 2 ? 0 : value < 0 ? -1 : 1;
-          REQUIRE(block.integers[i] == integer);
-          REQUIRE(double{back[64 * b + i]} == integer * block.scale);
+          const int trit = std::abs(value) < block.scale / 2 ? 0 : value < 0 ? -1 : 1;
+          REQUIRE(block.trits[i] == trit);
+          REQUIRE(double{back[64 * b + i]} == trit * block.scale);
         }
         REQUIRE(std::abs(std::log2(block.scale * magnitudes / squares)) <= 0.5000001);
       }
@@ -336,7 +336,7 @@ TEMPLATE_TEST_CASE("payload: ternary passes over what is not finite, and takes t
         std::vector<TestType>{TestType(0x1p120), TestType(-0x1p120)});
 }
 
-TEST_CASE("payload: ternary is of gradients and updates, and a byte that is no five integers is refused") {
+TEST_CASE("payload: ternary is of gradients and updates, and a byte that is no five trits is refused") {
   const lamina::layout model = model_of({64, 3});
   const tensors<float> layers = {std::vector<float>(64, 1.0F), {1, -1, 0}};
   const auto sent = everything(model);
@@ -352,9 +352,9 @@ TEST_CASE("payload: ternary is of gradients and updates, and a byte that is no f
     for (std::size_t at = payload_at; at < frame.size(); ++at) {
       bytes changed = frame;
       changed[at] = std::byte{122};
-      // A scale of 2^-5 is one; five integers are of -121 to 121.
+      // A scale of 2^-5 is one; five trits are of -121 to 121.
       const bool is_scale = at == payload_at || at == payload_at + 14;
-      CHECK(refusal<float>(changed, model) == (is_scale ? lamina::errc{} : lamina::errc::bad_fives));
+      CHECK(refusal<float>(changed, model) == (is_scale ? lamina::errc{} : lamina::errc::bad_trits));
     }
   }
 }

@@ -45,8 +45,8 @@ namespace detail {
 
 }  // namespace detail
 
-/// Elements of a chunk: as many as fit into `data_bytes`, a multiple of 8, and of 64 in int8, int4 and ternary. Throws std::invalid_argument where
-/// not even these fit.
+/// Elements of a chunk: as many as fit into `data_bytes`, a multiple of 8, and of 64 in int8, int4 and ternary. Throws
+/// std::invalid_argument where not even these fit.
 template <element T>
 [[nodiscard]] constexpr std::size_t chunk_elements(payload_type type, std::size_t data_bytes) {
   const std::size_t unit = detail::chunk_unit(type);
@@ -70,8 +70,8 @@ class chunk_grid {
   /// \param fragments           the layout of the frames: worker::fragments() where layers are cut
   /// \param type            how the elements are written
   /// \param chunk_elements  see chunk_elements()
-  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8, int4 and ternary, or larger than a datagram; a
-  ///                                fragment of more than 2^32 - 1 chunks; more than 2^32 - 1 fragments
+  /// \throws std::invalid_argument  a chunk that is no multiple of 8 elements, or of 64 in int8, int4 and ternary, or larger than a
+  ///                                datagram; a fragment of more than 2^32 - 1 chunks; more than 2^32 - 1 fragments
   template <element T>
   [[nodiscard]] static chunk_grid of(const layout& fragments, payload_type type, std::size_t chunk_elements) {
     return chunk_grid(fragments, sizeof(T), type, chunk_elements);

@@ -6,7 +6,7 @@ import torch
 PAYLOADS = ("as_is", "float16", "bfloat16", "int8", "int4", "ternary")
 BLOCK = 64  # elements that share a scale
 _BITS = {"int8": 7, "int4": 3}  # of a magnitude
-_STRIDE = 13  # bytes of a ternary block, of five integers each
+_STRIDE = 13  # bytes of a ternary block, of five trits each
 _HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -17,11 +17,11 @@ class Payload:
 
     def __init__(self, name: str, device: torch.device) -> None:
         self._name = name
-        if name == "ternary":  # what each of 64 elements adds to 13 bytes; and of each byte the five integers
+        if name == "ternary":  # what each of 64 trits adds to 13 bytes; and the five trits of each byte
             places = torch.arange(BLOCK, device=device)
-            self._join = torch.zeros(BLOCK, _STRIDE, device=device, dtype=torch.float32)
-            self._join[places, places % _STRIDE] = 3.0 ** (places // _STRIDE).float()
-            self._part = torch.tensor([[(((byte + 128) % 256 - 7) // 3 ** place % 3) - 1 for place in range(5)] for byte in range(256)],
+            self._pack = torch.zeros(BLOCK, _STRIDE, device=device, dtype=torch.float32)
+            self._pack[places, places % _STRIDE] = 3.0 ** (places // _STRIDE).float()
+            self._unpack = torch.tensor([[(((byte + 128) % 256 - 7) // 3 ** place % 3) - 1 for place in range(5)] for byte in range(256)],
                                       dtype=torch.float32, device=device)
 
     def bytes_of(self, elements: int) -> int:
@@ -64,7 +64,7 @@ class Payload:
         scales, integers = _power_of_two(given[..., :count].to(torch.int32)), given[..., count:].view(torch.int8)
         integers = integers.view(*integers.shape[:-1], count, a_block)
         if self._name == "ternary":
-            integers = self._part[integers.view(torch.uint8).long()].transpose(-2, -1).flatten(-2)[..., :BLOCK]
+            integers = self._unpack[integers.view(torch.uint8).long()].transpose(-2, -1).flatten(-2)[..., :BLOCK]
         elif self._name == "int4":
             second = (integers + 8) >> 4
             integers = torch.stack([torch.sub(integers, second, alpha=16), second], -2).flatten(-2)
@@ -74,10 +74,10 @@ class Payload:
         levels = torch.linalg.vector_norm(blocks, 2, dim=-1, dtype=torch.float64).square_()
         levels.div_(torch.linalg.vector_norm(blocks, 1, dim=-1, dtype=torch.float64).clamp_(min=1e-300)).mul_(2 ** 0.5)
         exponents = (levels.to(torch.float32).view(torch.int32) >> 23).clamp_(min=7)  # 255 of what is not finite
-        integers = (blocks * _power_of_two(255 - exponents).unsqueeze(-1)).trunc_().clamp_(-1, 1)  # of twice the numbers
-        said = (integers * _power_of_two(exponents).unsqueeze(-1)).flatten(-2)
-        fives = (integers @ self._join).to(torch.int8).flatten(-2).view(torch.uint8)
-        return torch.cat([exponents.to(torch.uint8), fives], -1), said
+        trits = (blocks * _power_of_two(255 - exponents).unsqueeze(-1)).trunc_().clamp_(-1, 1)  # of twice the numbers
+        said = (trits * _power_of_two(exponents).unsqueeze(-1)).flatten(-2)
+        packed = (trits @ self._pack).to(torch.int8).flatten(-2).view(torch.uint8)
+        return torch.cat([exponents.to(torch.uint8), packed], -1), said
 
 
 def _power_of_two(biased: torch.Tensor) -> torch.Tensor:
