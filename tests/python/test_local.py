@@ -882,7 +882,7 @@ def test_a_state_has_the_parameters_of_its_rank():
 
 def wrapped_small(outer_momentum=0.5):
     model = models.small()
-    return model, LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, payload="int4",
+    return model, LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, payload="ternary",
                                delay=2, outer_momentum=outer_momentum)
 
 

@@ -316,7 +316,7 @@ def test_what_is_refused_and_named():
 # --- another number of ranks ---
 
 def wrapped_alike(backend):
-    return wrapped(backend, **{**OPTIONS, "delay": 2, "payload": "int4", "outer_rate": 0.7, "outer_momentum": 0.5}, seed=3)
+    return wrapped(backend, **{**OPTIONS, "delay": 2, "payload": "ternary", "outer_rate": 0.7, "outer_momentum": 0.5}, seed=3)
 
 
 def save_all(directory):

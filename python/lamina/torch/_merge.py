@@ -63,22 +63,23 @@ def _local_updates(states: List[Dict[str, Any]], own: List[Dict[str, Any]], worl
     kept = {name: [state[name].cpu() for state in own] for name in ("momentum", "rounding")}
     deltas = [sum(shared - state["local"][layer] for state in own) / len(own) for layer, shared in enumerate(first["shared"])]
     if told.get("backend") == "torch":
-        rests = [state["rest"] for state in own]
+        rests = [state["rest"] for state in own if state["rest"]]
         of_backend: Dict[str, Any] = {"applied": first["step"], "rest": [torch.zeros_like(each) for each in first["rest"]],
                                       **{name: joined_slices(of, sizes) for name, of in kept.items()}}
     else:
         rests = []
         core = lamina.LocalDelta(layout, fragment_elements=told["fragment_elements"], error_feedback=told["error_feedback"])
-        for state in [*own[1:], first]:
+        for state in own if told["error_feedback"] else []:
             core.load(_view(state))
-            rests.append(torch.split(torch.frombuffer(core.rest(), dtype=torch.float32), layout.sizes) if told["error_feedback"] else [])
+            rests.append(list(torch.split(torch.frombuffer(core.rest(), dtype=torch.float32), layout.sizes)))
+        core.load(_view(first))
         core.clear_rest()
         for going in first["under_way"]:
             core.abandon(going["step"])
         of_backend = {"memory": _bytes(core.save()), **{name: joined_shards(of, sizes) for name, of in kept.items()}}
     # What waited outside of the local deltas is in them from now on.
     for rest in rests:
-        deltas = [delta + each.to(delta.device) / len(own) for delta, each in zip(deltas, rest)] if len(rest) else deltas
+        deltas = [delta + each.to(delta.device) / len(own) for delta, each in zip(deltas, rest)]
     merged = {**_mean([{name: value for name, value in state.items() if name != "local_updates"} for state in states]),
               "local_updates": {
                   **first, "world_size": world_size, "rank": None, **of_backend, "under_way": [],
