@@ -52,8 +52,8 @@ class Integers:
 
 
 class Ternary:
-    """0, or plus or minus a power of two for what is at least half of it: that which is nearest, in the logarithm, to the sum of squares over
-    the sum of magnitudes of a block of 64. For a normal and for a Laplace distribution that is the level of least square error, to 3 %
+    """0, or plus or minus a power of two for what is at least half of it: the one nearest, in the logarithm, to the sum of squares over the
+    sum of magnitudes of a block of 64. That is the level of least square error for a Laplace distribution, and to 3 % for a normal one
     (Max, Quantizing for minimum distortion, 1960)."""
 
     def bytes(self, elements):

@@ -178,18 +178,15 @@ TEXT = {"dense, fp32": "dense", LOCO: "SparseLoCo, every 3 steps", "DeMo, bfloat
         TOP: "the largest, with their positions", "local, parts in turn (Streaming DiLoCo), int4": "round robin (Streaming DiLoCo)",
         "local, all at once (DiLoCo), int4": "all fragments (DiLoCo)", f"{LOCO}, answers rounded": "SparseLoCo, compressed downlink",
         LOCO_BACK: "SparseLoCo, 640 of 4,096, compressed downlink",
-        "DeMo, bfloat16, 24 a tile": "DeMo, 24 components a tile", f"{BY_SCORE}, 1 step later": "local updates, int4, `delay=1`",
+        f"{BY_SCORE}, 1 step later": "local updates, int4, `delay=1`",
         f"{BY_SCORE}, 0.3%": "local updates, int4, fewer bytes", "PowerSGD, fp32, rank 1": "PowerSGD, rank 1",
-        "PowerSGD, fp32, rank 4": "PowerSGD, rank 4", "1-bit Adam, the first 50 steps dense": "1-bit Adam",
-        "gradients dropped, R = 0.95, fp32, each clipped, state stands still": "layer dropping, AdamW's state stands still",
+        "1-bit Adam, the first 50 steps dense": "1-bit Adam",
         "gradients dropped, R = 0.95, fp32": "layer dropping, zeros for dropped layers", "one worker, no communication": "one worker, no communication"}
 CODES = (ENTROPY, TRITS, BLOCKS, TERNARY, TOP)
 LONG = ("dense, fp32", LOCO, "DeMo, bfloat16, 32 a tile", TERNARY, BY_SCORE, "local, parts in turn (Streaming DiLoCo), int4",
-        "local, all at once (DiLoCo), int4", LOCO_BACK,
-        "DeMo, bfloat16, 24 a tile", f"{BY_SCORE}, 1 step later", f"{BY_SCORE}, 0.3%", "PowerSGD, fp32, rank 1")
-SHORT = ("dense, fp32", LOCO, "1-bit Adam, the first 50 steps dense", TERNARY, "local, parts in turn (Streaming DiLoCo), int4", BY_SCORE,
-         "local, all at once (DiLoCo), int4", "DeMo, bfloat16, 32 a tile",
-         "gradients dropped, R = 0.95, fp32, each clipped, state stands still", "PowerSGD, fp32, rank 4", "one worker, no communication",
+        "local, all at once (DiLoCo), int4", LOCO_BACK, f"{BY_SCORE}, 1 step later", f"{BY_SCORE}, 0.3%", "PowerSGD, fp32, rank 1")
+SHORT = ("dense, fp32", LOCO, "1-bit Adam, the first 50 steps dense", TERNARY, BY_SCORE, "DeMo, bfloat16, 32 a tile",
+         "one worker, no communication",
          "gradients dropped, R = 0.95, fp32")
 STUDY = ["method", "uplink, %", "downlink, %", "loss", "to dense", "seeds", "settings tried"]
 
@@ -199,6 +196,12 @@ def studied(titles, steps):
         of = learned(title, steps)
         yield [TEXT[title], percent(of.up), percent(of.down), pm(of.loss, of.error, sign=""),
                "" if title == "dense, fp32" else pm(of.to_dense, of.to_dense_error), of.n, of.tried]
+
+
+def coded():
+    for title in CODES:
+        of = learned(title)
+        yield [TEXT[title], pm(of.loss, of.error, sign=""), pm(of.to_dense, of.to_dense_error)]
 
 
 # The rows on a GPU: those of a record that are not as here are of another setting.
@@ -242,8 +245,7 @@ IMAGES = {"dense, fp32, nesterov": "dense", FRUGAL: "**local updates, by score, 
           "local, all at once (averaged), int4, nesterov": "all fragments, averaged",
           "DGC, fp32, 0.5 % of the elements, momentum correction 0.9, sgd": "DGC", "PowerSGD, bfloat16, rank 2, nesterov": "PowerSGD, rank 2, 16 bits",
           "PowerSGD, fp32, rank 1, nesterov": "PowerSGD, rank 1", f"{LOCO}, nesterov": "SparseLoCo, every 3 steps",
-          "gradients dropped, R = 0.95, fp32, sgd": "**layer dropping**, no momentum", "dense, fp32, sgd": "dense, no momentum",
-          "DeMo, bfloat16, 32 a tile": "DeMo", "ScaleCom, bfloat16, 1.1 % of the elements, nesterov": "ScaleCom"}
+          "gradients dropped, R = 0.95, fp32, sgd": "**layer dropping**, no momentum", "dense, fp32, sgd": "dense, no momentum"}
 
 
 def summary():
@@ -266,7 +268,7 @@ def summary():
 
 
 def learning_summary():
-    for what, title, steps in (("AdamW, local updates, by score, 2,000 steps", BY_SCORE, 2000), ("AdamW, SparseLoCo (not in the library), 2,000 steps", LOCO, 2000),
+    for what, title, steps in (("AdamW, local updates, ternary, 2,000 steps", TERNARY, 2000), ("AdamW, SparseLoCo (not in the library), 2,000 steps", LOCO, 2000),
                                ("the same, a compressed downlink", LOCO_BACK, 2000), ("DeMo (not in the library), 2,000 steps", "DeMo, bfloat16, 32 a tile", 2000),
                                ("AdamW, layer dropping, 300 steps", "gradients dropped, R = 0.95, fp32", 300)):
         of = learned(title, steps)
@@ -329,7 +331,7 @@ TABLES = {
     "summary": lambda: (["lamina", "baseline", "baseline, s", "lamina, s", "ratio", "steps", ""], summary()),
     "learning_summary": lambda: (["", "uplink, %", "downlink, %", "loss to dense", "seeds"], learning_summary()),
     "text": lambda: (STUDY, studied(LONG, 2000)),
-    "codes": lambda: (STUDY, studied(CODES, 2000)),
+    "codes": lambda: (["code", "loss", "to dense"], coded()),
     "levels": lambda: (["", "dense", "levels", "SparseLoCo", "int4 by score", "DiLoCo, int4"], on_gpu()),
     "text_short": lambda: (STUDY, studied(SHORT, 300)),
     "images": lambda: (["method", "uplink, %", "downlink, %", "loss", "test top-1, %", "seeds", "settings tried"], images()),
