@@ -131,9 +131,11 @@ def drawn_groups(results):
 
 
 def draw(directory: pathlib.Path, results) -> list[pathlib.Path]:
-    """Writes the pictures; their paths."""
+    """Writes the pictures; their paths, none where all results are of trials."""
     groups = drawn_groups(results)
-    paths = []
+    paths: list[pathlib.Path] = []
+    if not groups:
+        return paths
     for drawing in (over_bytes, over_step, over_workers):
         figure = drawing(groups)
         if figure is None:

@@ -245,6 +245,11 @@ def test_what_was_tried_stands_for_no_scheme_in_a_picture(tmp_path, trial):
     assert len(rows()) == 4
 
 
+def test_of_trials_alone_there_is_no_picture(tmp_path):
+    result(tmp_path, "scheme=levels", 1.5)
+    assert pictures.draw(tmp_path, report.read(tmp_path)) == []
+
+
 def test_numbers_of_workers_are_compared_where_they_differ(tmp_path):
     for workers in (4, 8):
         result(tmp_path, f"workers={workers}", 1.5)
