@@ -53,7 +53,7 @@ def one_shared_model(delay, payload, send_budget):
     for step in range(1, 13):
         train(model, optimizer, 1, step)
         assert agree(optimizer)
-        chosen.update(optimizer.backend.sent)
+        chosen.update(optimizer.backend.core.sent)
     assert len(set(ranks.gathered(models.bits(model)))) == dist.get_world_size()  # each has its own local delta
     assert shared_bits(optimizer) != begin and len(chosen) > 3
     saved = optimizer.state_dict()["local_updates"]
@@ -88,7 +88,7 @@ def owners_rounding(optimizer):
     """What rounding took of the answers, at each element of the model: each has one owner."""
     fragments, world = optimizer.backend.fragments, dist.get_world_size()
     rounding = torch.zeros(fragments.elements)
-    own, begin, first = optimizer._owned.rounding, 0, 0
+    own, begin, first = optimizer.backend.owned.rounding, 0, 0
     for fragment, size in enumerate(fragments.sizes):
         if own.numel() and fragment % world == dist.get_rank():
             rounding[first:first + size] = own[begin:begin + size]
@@ -119,7 +119,7 @@ def nothing_lost(payload, delay, steps_alone):
         # that, and for what messages left out, the mean is what all did.
         rest = torch.zeros(sum(total.numel() for total in did))
         if payload == "ternary":
-            rest = torch.frombuffer(optimizer.backend.rest(), dtype=torch.float32).clone()
+            rest = torch.frombuffer(optimizer.backend.core.rest(), dtype=torch.float32).clone()
             rounded += int(rest.count_nonzero())
         dist.all_reduce(rest)
         for parameter, total, kept, left in zip(model.parameters(), did, owners_rounding(optimizer),
@@ -184,8 +184,8 @@ def finished(delay, payload):
         optimizer.step()
     optimizer.finish()
     optimizer.finish()
-    assert not optimizer._under_way and torch.equal(optimizer._shared[0], torch.full((64,), -1.0)) and agree(optimizer)
-    assert torch.equal(model.all[0].detach(), optimizer._shared[0])
+    assert not optimizer.backend.under_way and torch.equal(optimizer.backend.shared[0], torch.full((64,), -1.0)) and agree(optimizer)
+    assert torch.equal(model.all[0].detach(), optimizer.backend.shared[0])
     optimizer.load_state_dict(optimizer.state_dict())
     for _ in range(delay + 1):  # and training goes on
         optimizer.exchange()
@@ -193,7 +193,7 @@ def finished(delay, payload):
         with pytest.raises(RuntimeError, match="leave it first"):
             optimizer.finish()
     if dist.get_rank() == 1:
-        optimizer._applied += 1
+        optimizer.backend.applied += 1
     with pytest.raises(RuntimeError, match="the ranks have parted: the last step applied"):
         optimizer.finish()
 
@@ -210,13 +210,13 @@ def one_server(payload, delay):
     optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, send_budget=0.3,
                              fragment_elements=4096, outer_rate=0.7, outer_momentum=0.9)
     parts = optimizer.backend.fragments
-    server, shared = lamina.OuterOptimizer(parts, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer._shared])
-    sent, send = [], optimizer._owned.send
+    server, shared = lamina.OuterOptimizer(parts, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer.backend.shared])
+    sent, send = [], optimizer.backend.owned.send
 
     def remembered(step, parts, packed):
         sent.append((step, parts, packed.clone()))
         return send(step, parts, packed)
-    optimizer._owned.send = remembered
+    optimizer.backend.owned.send = remembered
     for step in range(1, 11):
         train(model, optimizer, 1, step)
         if step > delay:
@@ -324,8 +324,8 @@ def timing_changes_nothing():
         for step in range(1, 9):
             train(model, optimizer, 1, step)
             if slow:  # all of it arrives at once
-                for going in optimizer._under_way:
-                    optimizer._owned.settle(going)
+                for going in optimizer.backend.under_way:
+                    optimizer.backend.owned.settle(going)
         results.append((models.bits(model), shared_bits(optimizer)))
     assert results[0] == results[1]
 
@@ -344,7 +344,7 @@ def by_value_and_by_waiting():
             optimizer.zero_grad()
             model([torch.full((64,), 10.0), torch.full((64,), 4.0)]).backward()
             optimizer.step()
-            sent += optimizer.backend.sent
+            sent += optimizer.backend.core.sent
         assert sent == expected, sent
 
 
@@ -372,7 +372,7 @@ def resumed(delay, payload):
     train(*again[:2], 2, 30)  # of which nothing may be left
     for each, saved in zip(again, torch.load(file)):
         each.load_state_dict(saved)
-    assert again[1].backend.step == 7 and len(again[1]._under_way) == delay
+    assert again[1].backend.step == 7 and len(again[1].backend.under_way) == delay
     assert again[1].totals.steps == 7
     train(*again[:2], 7, 8, again[2])
     assert models.bits(whole[0]) == models.bits(again[0])
@@ -625,7 +625,7 @@ def not_finite():
         optimizer.exchange()
     # But for what was under way before: step 2 has arrived, and step 3 stays under way.
     assert len(set(ranks.gathered(shared_bits(optimizer)))) == 1 and shared_bits(optimizer) != before
-    assert [each["step"] for each in optimizer.state_dict()["local_updates"]["under_way"]] == [3] and optimizer.backend.steps_under_way == 1
+    assert [each["step"] for each in optimizer.state_dict()["local_updates"]["under_way"]] == [3] and optimizer.backend.core.steps_under_way == 1
     for call in (optimizer.finish, lambda: optimizer.evaluation_parameters(average=True).__enter__()):
         with pytest.raises(error, match=message):
             call()
@@ -667,14 +667,14 @@ def sum_too_large(delay):
             step(torch.zeros(128))
         with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1 of the group"):
             step(torch.zeros(128))
-    assert not optimizer._owned.momentum.any() and not any(each.any() for each in optimizer._shared)
-    assert torch.equal(model.all[1].detach(), -large) and not optimizer._under_way
+    assert not optimizer.backend.owned.momentum.any() and not any(each.any() for each in optimizer.backend.shared)
+    assert torch.equal(model.all[1].detach(), -large) and not optimizer.backend.under_way
     with torch.no_grad():
         model.all[1][100] = 1.0
     optimizer.zero_grad()
     for _ in range(delay + 1):
         optimizer.exchange()
-    assert agree(optimizer) and optimizer._shared[1][100] == 1.5  # with half of it by the momentum
+    assert agree(optimizer) and optimizer.backend.shared[1][100] == 1.5  # with half of it by the momentum
 
 
 @pytest.mark.parametrize("delay", [0, 2, 3])
@@ -893,7 +893,7 @@ def averaged(model, optimizer):
 
 
 def outer_momentum_of(optimizer):
-    return lamina.torch._owned.joined_shards(ranks.gathered(optimizer._owned.momentum), optimizer.backend.fragments.sizes)
+    return lamina.torch._owned.joined_shards(ranks.gathered(optimizer.backend.owned.momentum), optimizer.backend.fragments.sizes)
 
 
 def save_all(directory):
@@ -911,7 +911,7 @@ def load_merged(directory, saved_ranks):
     with pytest.raises(ValueError, match=f"world_size is {dist.get_world_size()} here and {saved_ranks} in the saved state; give all saved"):
         optimizer.load_state_dict(states[0])
     optimizer.load_state_dict(lamina.torch.merge_states(states, dist.get_world_size()))
-    assert shared_bits(optimizer) == whole["shared"] and optimizer.backend.step == 7 and not optimizer._under_way
+    assert shared_bits(optimizer) == whole["shared"] and optimizer.backend.step == 7 and not optimizer.backend.under_way
     assert whole["momentum"].any() and torch.equal(outer_momentum_of(optimizer), whole["momentum"])
     for now, before in zip(averaged(model, optimizer), whole["average"]):
         assert torch.allclose(now, before, rtol=0, atol=1e-6)
@@ -1026,10 +1026,10 @@ def losing_a_rank():
         raise RuntimeError("the network is gone")
     kept, dist.all_reduce = dist.all_reduce, fails
     try:
-        optimizer._under_way[0].work = type("Work", (), {"wait": fails})()
+        optimizer.backend.under_way[0].work = type("Work", (), {"wait": fails})()
         with pytest.raises(RuntimeError, match="the network is gone"):
             train(model, optimizer, 1, 4)
-        assert optimizer.backend.steps_under_way == 0 and not optimizer._under_way
+        assert optimizer.backend.core.steps_under_way == 0 and not optimizer.backend.under_way
         with pytest.raises(RuntimeError, match="the network is gone"):
             train(model, optimizer, 1, 5)
     finally:
@@ -1060,10 +1060,10 @@ def failing(where):
     optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), drop_ratio=0.5, delay=2, fragment_elements=4096,
                              payload="int8", outer_momentum=0.5)
     train(model, optimizer, 4)
-    assert [(going.handed_on, going.work is not None) for going in optimizer._under_way] == [(True, True), (False, True)]
+    assert [(going.handed_on, going.work is not None) for going in optimizer.backend.under_way] == [(True, True), (False, True)]
     if rank == 1:
         return
-    before = optimizer._owned.momentum.clone(), optimizer._owned.rounding.clone()
+    before = optimizer.backend.owned.momentum.clone(), optimizer.backend.owned.rounding.clone()
     kept = dist.all_reduce, dist.all_to_all_single
     dist.all_reduce = Gone() if where == "agree" else lambda tensor, **_: tensor.mul_(2)  # as if rank 1 had said the same
     # Of step 3 the answers come in exchange(), and step 4 is answered behind what step 5 sends.
@@ -1076,7 +1076,7 @@ def failing(where):
     dist.all_to_all_single = exchanged
     try:
         if where in ("answer", "state_dict"):
-            optimizer._under_way[1].work = Gone()
+            optimizer.backend.under_way[1].work = Gone()
         with pytest.raises(RuntimeError, match="the network is gone"):
             if where == "state_dict":
                 optimizer.state_dict()
@@ -1084,7 +1084,7 @@ def failing(where):
                 optimizer.exchange()
     finally:
         dist.all_reduce, dist.all_to_all_single = kept
-    assert optimizer.backend.steps_under_way == 0 and not optimizer._under_way
+    assert optimizer.backend.core.steps_under_way == 0 and not optimizer.backend.under_way
     saved = optimizer.state_dict()
     own = saved["local_updates"]
     assert own["under_way"] == []
@@ -1106,9 +1106,9 @@ def dying():
     optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.05), send_budget=0.3, delay=2, fragment_elements=4096)
     train(model, optimizer, 2)
     if dist.get_rank() == 1:
-        optimizer._send = lambda: os._exit(0)
+        optimizer.backend._send = lambda: os._exit(0)
     train(model, optimizer, 1, 3)
-    assert len(optimizer._under_way) == 2
+    assert len(optimizer.backend.under_way) == 2
     for call in (optimizer.state_dict, optimizer.exchange):
         with pytest.raises(RuntimeError):
             call()
@@ -1131,19 +1131,19 @@ def one_alone(delay):
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
     waiting = "settle" if delay == 3 else "update_of"
-    wait = getattr(optimizer._owned, waiting)
+    wait = getattr(optimizer.backend.owned, waiting)
 
     def interrupted(going):
         wait(going)
         raise KeyboardInterrupt
     if rank == 0:
-        setattr(optimizer._owned, waiting, interrupted)
+        setattr(optimizer.backend.owned, waiting, interrupted)
         with pytest.raises(KeyboardInterrupt):
             if delay == 3:
                 optimizer.state_dict()
             else:
                 optimizer.exchange()
-        delattr(optimizer._owned, waiting)
+        delattr(optimizer.backend.owned, waiting)
     elif delay == 0:  # of which rank 0 had the update
         optimizer.exchange()
     difference = {0: "the last step applied is 2 on rank 0 and 3 on rank 1", 1: "the last step applied is 1 on rank 0 and 2 on rank 1",

@@ -153,6 +153,25 @@ def test_parameters_that_are_not_finite_are_told_of_in_the_next_exchange(delay):
     ranks.run(2, not_finite, delay)
 
 
+def mended(backend):
+    parameter = nn.Parameter(torch.ones(256, dtype=torch.bfloat16))
+    local = LocalUpdates(torch.optim.SGD([parameter], 0.5), backend=backend, drop_ratio=0)
+    if dist.get_rank():
+        parameter.data[3] = torch.nan
+    with pytest.raises((ValueError, RuntimeError), match="parameter 0 is not finite|parameters of rank 1 are not finite"):
+        local.exchange()
+        local.exchange()  # which tells of it on a device
+    parameter.data[3] = 2
+    local.exchange()
+    local.finish()
+    assert torch.equal(parameter, torch.ones(256).index_fill(0, torch.tensor([3]), 2).bfloat16())
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_bfloat16_that_was_not_finite_is_mended_with_its_master(backend):
+    ranks.run(2, mended, backend)
+
+
 def overflows(payload):
     parameters, local = wrapped("torch", shapes=[(1,), (128,)], lr=1.0, drop_ratio=0, outer_momentum=0.5, payload=payload)
     before = bits(parameters, local)
@@ -219,6 +238,7 @@ def resumed(delay, payload, on_device):
         assert len(saved["local_updates"]["under_way"]) == delay
         # Copies, since newer optimizers take the tensors of a state as they are.
         again[1].load_state_dict(tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, saved))
+        assert again[1].last is None
         for each in (whole, again):
             for number in range(6, 11):
                 step(*each, number, made)

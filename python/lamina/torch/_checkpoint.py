@@ -95,3 +95,16 @@ def warn_of_saver(what: str) -> None:
                            "save lamina.torch.per_rank(...) of it, or a file of its own", what, _SAVERS[name])
             return
         frame = frame.f_back  # type: ignore[assignment, unused-ignore]
+
+
+def require(is_so: bool, otherwise: str) -> None:
+    if not is_so:
+        raise ValueError(otherwise)
+
+
+def is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**64
+
+
+def is_flat(what: Any, kind: torch.dtype) -> bool:
+    return isinstance(what, torch.Tensor) and what.dtype is kind and what.dim() == 1

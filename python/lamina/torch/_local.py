@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: MIT
-import collections
 import contextlib
 import copy
 import dataclasses
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Set, TYPE_CHECKING, Tuple, cast
+from typing import Any, Callable, Dict, Iterator, List, Optional, TYPE_CHECKING, Union
 
 import torch
 import torch.distributed as dist
@@ -11,12 +10,12 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 import lamina
 from lamina.torch import _report, _step
-from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
-from lamina.torch._exchange import DeviceExchange, Later, Status
+from lamina.torch._checkpoint import checksum_of, is_count, is_flat, require, require_unmixed, warn_of_saver
+from lamina.torch._local_cpu import CpuExchange
+from lamina.torch._local_device import DeviceExchange, Later, Status
 from lamina.torch._options import Backend, Payload, given_options, warn_of_large_layers
-from lamina.torch._owned import ShardOwners, UnderWay
 from lamina.torch._report import StepReport, Totals
-from lamina.torch._own import OwnParameters, arrays_of
+from lamina.torch._own import OwnParameters
 from lamina.torch._sharded import local_of
 from lamina.torch._state import _difference, _one_of
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = 5  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
+Exchange = Union[CpuExchange, DeviceExchange]  #: what makes the numbers: bitwise identical on both
 
 
 class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unused-ignore]
@@ -100,37 +100,22 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self.names = [f"group {g}, parameter {p}" for g, group in enumerate(optimizer.param_groups)
                       for p in range(len(group["params"]))]
         self._own = OwnParameters(self.names, self._parameters, process_group, _one_of("backend", backend, ("auto", "cpu", "torch")))
-        self._uses_cpu, self.shapes = self._own.uses_cpu, self._own.shapes
+        self.shapes = self._own.shapes
         self._layout = lamina.Layout(dict(zip(self.names, self.shapes)))
-        kept = {name: value for name, value in dataclasses.asdict(self.options).items() if name != "momentum"}
-        self._device: Optional[DeviceExchange] = None  # of the torch backend
+        told: Any = {"by_score": self._by_score, "payload": self._payload, "error_feedback": self._error_feedback, "outer": self._outer_options,
+                     "delay": delay, "group": process_group}
+        self.backend: Exchange = (CpuExchange(self._layout, self.options, **told) if self._own.uses_cpu
+                                  else DeviceExchange(self._layout, self.options, device=self._own.device, **told))
         self._found: Optional[Later] = None  # by the last exchange on a device
-        self._report: Optional[StepReport] = None
-        if self._uses_cpu:
-            self.backend: Any = lamina.LocalDelta(self._layout, by_score=self._by_score, payload=self._payload,
-                                                  error_feedback=self._error_feedback, sender=self.rank, **kept)
-            self._owned = ShardOwners(self.backend.fragments, process_group, self._payload, self._outer_options)
-        else:
-            self.backend = self._device = DeviceExchange(
-                self._layout, self.options, by_score=self._by_score, payload=self._payload, error_feedback=self._error_feedback,
-                outer=self._outer_options, delay=delay, group=process_group, device=self._own.device)
         self._parts = self.backend.fragments
         self._sizes = self._parts.sizes
         self.totals = Totals()
-        self.last_choice = 0
-        self._under_way: Deque[UnderWay] = collections.deque()
-        self._applied = 0  # the last step of which the update was
+        self._last: Optional[StepReport] = None  # once it was asked for
         self._evaluates = False
         self._equal_steps = 0  # one after the other, in which all ranks had the same local deltas
         self._agree_on_the_run()
         with torch.no_grad():
-            if self._device is None:
-                self._own.lie_here()
-                self._shared = self._first_of_all()
-                self._shared_arrays = arrays_of(self.names, self._shared)
-            else:
-                self._own.lie_in(self._device)
-                self._shared = self._device.layers(self._device.shared)
+            self.backend.begin(self.names, self._own)
         if self.rank == 0:
             warn_of_large_layers(self.names, self.shapes, self.options)
 
@@ -156,7 +141,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         return {"names": self.names, "shapes": self.shapes,
                 **{f"the stride of {name}": strides for name, strides in zip(self.names, self._own.strides)}, "types": self._own.types,
                 "delay": self.delay, "payload": self._payload, "error_feedback": self._error_feedback, "by_score": self._by_score,
-                "backend": "cpu" if self._uses_cpu else "torch", **dataclasses.asdict(self.options),
+                "backend": "cpu" if self._own.uses_cpu else "torch", **dataclasses.asdict(self.options),
                 **{f"outer_{name}": value for name, value in self._outer_options.items()}}
 
     def _agree_on_the_run(self) -> None:
@@ -166,17 +151,6 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             for name, value in told[0].items():
                 if theirs[name] != value:
                     raise RuntimeError(f"LocalUpdates: {_difference(name, value, theirs[name], rank)}")
-
-    def _first_of_all(self) -> List[torch.Tensor]:
-        own = torch.cat(self._own.flat)
-        if self.rank != 0:
-            own.zero_()
-        dist.all_reduce(own, group=self.process_group)
-        shared = [each.clone() for each in torch.split(own, self._layout.sizes)]
-        for y, x in zip(self._own.flat, shared):
-            y.copy_(x)
-        self._own.give()
-        return shared
 
     # --- a step ------------------------------------------------------------------------------------------------------------
 
@@ -241,43 +215,37 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     def _exchange(self) -> None:
         self._require_own_parameters("exchange")
         with self._taken("exchange"):
-            if self._device is not None:
-                self._exchange_on_device(self._device)
-                return
+            self._raise_what_was_found()
             with self._or_abandoned():
-                self._arrive(self.backend.step + 1 - self.delay)
-                sent_bytes, refused = self._agree()
-                if refused is None:
-                    sent_bytes += self._send()
-                self._hand_on(self.backend.step - self.delay // 2)
-            if refused is not None:  # on all ranks, which keep what is under way
-                raise refused
-            with self._or_abandoned():
-                self._arrive(self.backend.step - self.delay)
-        self._finish(sent_bytes)
-
-    def _exchange_on_device(self, device: DeviceExchange) -> None:
-        self._raise_what_was_found()
-        with self._or_abandoned():
-            self._found = device.exchange(_step.past_of(self, self._alike("exchange")))
-        sent_bytes, dense_bytes = device.wire_bytes(), self._own.dense_bytes
-        self.totals = dataclasses.replace(self.totals, steps=self.totals.steps + 1, sent_bytes=self.totals.sent_bytes + sent_bytes,
-                                          dense_bytes=self.totals.dense_bytes + dense_bytes)
-        if self.rank == 0 and self.log_every and device.step % self.log_every == 0:  # else the host need not wait for `last`
+                found = self.backend.exchange(lambda: _step.past_of(self, self._alike("exchange")))
+                if isinstance(found, Status):
+                    self._require_one_past(found)
+            if isinstance(found, Status):
+                self._look_at(found)
+            else:
+                self._found = found
+        self._last = None
+        self.totals = dataclasses.replace(self.totals, steps=self.totals.steps + 1, sent_bytes=self.totals.sent_bytes + self.backend.sent_bytes,
+                                          dense_bytes=self.totals.dense_bytes + self._own.dense_bytes)
+        if self.rank == 0 and self.log_every and self.backend.step % self.log_every == 0:  # else the host need not wait for `last`
             report = self.last
             assert report is not None
             _report.log(report, self.log_every, self.rank)
 
     def _raise_what_was_found(self) -> None:
-        """By the last exchange on a device. Its numbers are the same on all ranks, which all raise here."""
-        if self._found is None:
-            return
-        status = Status.of(self._found.numbers())
-        self._found = None
+        """By the last exchange on a device. It is the same on all ranks, which all raise here."""
+        if self._found is not None:
+            status, self._found = self._found.status(), None
+            self._require_one_past(status)
+            self._look_at(status)
+
+    def _require_one_past(self, status: Status) -> None:
         if not status.is_one:
             raise RuntimeError(_step.parted(self, self._alike("exchange")))
+
+    def _look_at(self, status: Status) -> None:
         if not status.is_finite:
-            raise self._not_finite(self._first_not_finite())
+            raise self._not_finite()
         if status.overflowed:
             raise OverflowError(f"LocalUpdates: the sum of what was sent up to step {self.backend.step} is not finite; it is in the local "
                                 "deltas again")
@@ -286,15 +254,15 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
     @property
     def last(self) -> Optional[StepReport]:
         """The last exchange. On a device it waits for it."""
-        if self._device is None or self._report is not None or not self._device.step:
-            return self._report
-        fragments, elements, threshold = self._device.last_sent()
-        return StepReport(self._device.step, False, threshold, len(self._sizes), fragments, self._parts.elements, elements,
-                          self._own.dense_bytes, self._device.wire_bytes(), 0, {})
+        if self._last is None and (sent := self.backend.last_sent) is not None:
+            step, fragments, elements, threshold = sent
+            self._last = StepReport(step, False, threshold, len(self._sizes), fragments, self._parts.elements, elements,
+                                    self._own.dense_bytes, self.backend.sent_bytes, 0, {})
+        return self._last
 
-    @last.setter
-    def last(self, report: Optional[StepReport]) -> None:
-        self._report = report
+    @property
+    def last_choice(self) -> int:
+        return self.backend.last_choice
 
     def finish(self) -> None:
         """Ends training, or a phase of it, on all ranks together. Applies the updates that are under way, then averages all local
@@ -308,42 +276,15 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self._raise_what_was_found()
         with self._taken("finish"), self._or_abandoned():
             self._meet("finish")
-            if self._device is not None:
-                self._device.finish()
-                self._device.set_all(self._average_on_device(self._device))
-            else:
-                self._hand_on(self.backend.step)
-                self._arrive(self.backend.step)
-                for own, shared, average in zip(self._own.flat, self._shared, self._average()):
-                    own.copy_(average)
-                    shared.copy_(average)
-                self._owned.rounding.zero_()
-                self.backend.clear_rest()
+            self.backend.finish()
+            self.backend.set_all(self._average())
         self.totals = dataclasses.replace(self.totals, sent_bytes=self.totals.sent_bytes + 4 * self._parts.elements)
 
     def _average(self) -> List[torch.Tensor]:
-        """The shared parameters once all local deltas, and what rounding has left with the shard owners, are averaged into them: the same
-        bits on all ranks."""
-        deltas = torch.cat([shared - own for shared, own in zip(self._shared, self._own.flat)])
-        if self._error_feedback:
-            deltas += torch.frombuffer(self.backend.rest(), dtype=torch.float32)
-        self._owned.add_rounding(deltas)
-        dist.all_reduce(deltas, group=self.process_group)
-        if not torch.isfinite(deltas).all():
-            raise self._not_finite(self._first_not_finite())
-        deltas /= self.world_size
-        return [shared - delta for shared, delta in zip(self._shared, torch.split(deltas, self._layout.sizes))]
-
-    def _average_on_device(self, device: DeviceExchange) -> torch.Tensor:
-        average = device.average()
+        average = self.backend.average()
         if average is None:
-            raise self._not_finite(self._first_not_finite())
+            raise self._not_finite()
         return average
-
-    def _first_not_finite(self) -> Optional[ValueError]:
-        self._own.are_lost = True
-        bad = [name for name, own in zip(self.names, self._own.flat) if not torch.isfinite(own).all()]
-        return ValueError(f"{bad[0]} is not finite") if bad else None
 
     @contextlib.contextmanager
     def _or_abandoned(self) -> Iterator[None]:
@@ -352,45 +293,18 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             yield
         except BaseException:
             self.backend.abandon()
-            while self._under_way:
-                self.backend.abandon(self._under_way.popleft().step)
             raise
 
-    def _agree(self) -> Tuple[int, Optional[Exception]]:
-        """The bytes that it took, and why the step cannot be: a rank's parameters are not finite."""
-        core, shared, problem = self.backend, self._shared_arrays, None
-        try:
-            core.observe_all(shared, self._own.arrays)
-        except ValueError as error:
-            problem = error
-            core.observe_all(shared, shared)  # the step begins here as on the other ranks
-        values = torch.frombuffer(core.values(), dtype=torch.float64)
-        sums = self._meet("exchange", values, problem is not None)
-        if sums[-5] != 0:
-            refused = self._not_finite(problem)
-            core.abandon()
-            return _bytes_of(sums), refused
-        self._count_equal_deltas(bool(values.any()) and _step.all_equal(self, sums[-4:-2]))
-        core.select(sums[:-5] / self.world_size)
-        return _bytes_of(sums), None
-
-    def _meet(self, call: str, values: Optional[torch.Tensor] = None, is_refused: bool = False) -> torch.Tensor:
+    def _meet(self, call: str) -> None:
         """The first all-reduce of a call, of one size whatever the call is, so that ranks that make different ones raise instead of
-        summing what does not fit. Sums the values, whether they are none, and the fingerprints of the values and of what must be alike."""
+        summing what does not fit."""
         alike = self._alike(call)
-        if self._device is not None:
-            sums = self._device.sum(_step.past_of(self, alike))
-            _step.require_one_past(self, sums.cpu()[[-4, -1]], alike)
-            return sums
-        values = torch.zeros(len(self._sizes), dtype=torch.float64) if values is None else values
-        sums = torch.cat([values, torch.tensor([is_refused], dtype=torch.float64), _step.fingerprint(values.numpy()),
-                          _step.past_of(self, alike)])
-        dist.all_reduce(sums, group=self.process_group)
-        _step.require_one_past(self, sums[-2:], alike)
-        return sums
+        _step.require_one_past(self, self.backend.meet(_step.past_of(self, alike)), alike)
 
     def _alike(self, call: str) -> Dict[str, Any]:
-        return {"the call": call, "step": self.backend.step, **self._past()}
+        """By which ranks notice that they make different calls, or that what one of them abandoned was applied on another."""
+        return {"the call": call, "step": self.backend.step, "the last step applied": self.backend.applied,
+                "what is under way": [going.step for going in self.backend.under_way]}
 
     def _count_equal_deltas(self, are_equal: bool) -> None:
         """Warns once the local deltas of all ranks were bitwise equal in two steps, one after the other, which independent ranks never have."""
@@ -402,51 +316,19 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 "are sent, and not the %.2g %% that lamina reports. Train without it (docs/pytorch/local-updates.md). Or all ranks "
                 "read the same data: give each its own, as by DistributedSampler", self.world_size, 100 * self.totals.ratio)
 
-    def _past(self) -> Dict[str, Any]:
-        """By which ranks notice that what one of them abandoned was applied on another."""
-        applied, under_way = (self._applied, self._under_way) if self._device is None else (self._device.applied, self._device.under_way)
-        return {"the last step applied": applied, "what is under way": [going.step for going in under_way]}
-
-    def _not_finite(self, problem: Optional[ValueError]) -> Exception:
-        which: List[Optional[bool]] = [None] * self.world_size
-        dist.all_gather_object(which, problem is not None, group=self.process_group)
-        if problem is not None:
-            return ValueError(f"LocalUpdates: {problem}")
-        if True not in which:
-            return OverflowError("LocalUpdates: the sum of all local deltas is not finite")
-        return RuntimeError(f"LocalUpdates: the parameters of rank {which.index(True)} are not finite; nothing was averaged")
-
-    def _send(self) -> int:
-        core = self.backend
-        packed = torch.empty(core.sent_elements, dtype=torch.float32)
-        core.pack(self._shared_arrays, self._own.arrays, packed)
-        going, sent_bytes = self._owned.send(core.step, core.sent, packed)
-        core.commit()
-        self._under_way.append(going)
-        self.last_choice = _step.choice_of(core.sent_bitmap)
-        return sent_bytes
-
-    def _hand_on(self, last: int) -> None:
-        """Answers what was sent in the steps up to `last`. Not before the ranks know that they have one past: all must begin this."""
-        for going in self._under_way:
-            if going.step <= last:
-                self._owned.hand_on(going)
-
-    def _arrive(self, last: int) -> None:
-        """Applies the updates of the steps up to `last`, in their order. They are on their way, so no other rank need begin anything."""
-        while self._under_way and self._under_way[0].step <= last:
-            first = self._under_way[0]
-            self.backend.apply(first.step, self._owned.update_of(first), self._shared_arrays, self._own.arrays)
-            self._owned.applied(first)
-            self._under_way.popleft()
-            self._applied = first.step
-
-    def _finish(self, sent_bytes: int) -> None:
-        core = self.backend
-        self.last = StepReport(core.step, False, core.threshold, len(self._sizes), len(core.sent), self._parts.elements,
-                               core.sent_elements, self._own.dense_bytes, sent_bytes, 0, {})
-        self.totals = self.totals.and_of(self.last)
-        _report.log(self.last, self.log_every, self.rank)
+    def _not_finite(self) -> Exception:
+        """What each rank raises once all know that a number is not finite."""
+        own = next((name for name, y, x in zip(self.names, self._own.flat, self.backend.shared_layers()) if not torch.isfinite(x - y).all()),
+                   None)
+        self._own.are_lost = own is not None
+        which: List[Optional[str]] = [None] * self.world_size
+        dist.all_gather_object(which, own, group=self.process_group)
+        if own is not None:
+            return ValueError(f"LocalUpdates: {own} is not finite")
+        for rank, each in enumerate(which):
+            if each is not None:
+                return RuntimeError(f"LocalUpdates: the parameters of rank {rank} are not finite; nothing was averaged")
+        return OverflowError("LocalUpdates: the sum of all local deltas is not finite")
 
     # --- what all share ----------------------------------------------------------------------------------------------------
 
@@ -470,10 +352,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         with self._taken("evaluation_parameters"):
             if buffers or average:
                 self._meet("evaluation_parameters")
-            if self._device is None:
-                local, shared = self._own.flat, self._average() if average else self._shared
-            else:
-                local, shared = [self._device.local], [self._average_on_device(self._device) if average else self._device.shared]
+            local, shared = self.backend.tensors()
+            shared = self._average() if average else shared
             means = self._mean_buffers(buffers)
         tensors = local + [each.detach() for each in buffers]
         own = [each.clone() for each in tensors]
@@ -559,32 +439,10 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             pass
         if self.world_size > 1:
             warn_of_saver("LocalUpdates")
-        if self._device is not None:
-            return self._device_state(self._device)
-        with self._or_abandoned():
-            for going in self._under_way:
-                self._owned.settle(going)
-        under_way = [{"step": going.step, "parts": list(going.parts), **{name: _cloned(getattr(going, name)) for name in _KEPT}}
-                     for going in self._under_way]
-        own = {
-            "format": FORMAT, "lamina": lamina.__version__, "told": self._told(), "world_size": self.world_size, "rank": self.rank,
-            "step": self.backend.step, "applied": self._applied, "last_choice": self.last_choice,
-            "totals": dataclasses.asdict(self.totals),
-            "memory": torch.frombuffer(bytearray(self.backend.save()), dtype=torch.uint8),
-            "momentum": self._owned.momentum.clone(), "rounding": self._owned.rounding.clone(),
-            "shared": [each.clone() for each in self._shared], "local": [each.clone() for each in self._own.flat],
-            "under_way": under_way}
-        return self._with_checksum(own)
-
-    def _device_state(self, device: DeviceExchange) -> Dict[str, Any]:
         with torch.no_grad(), self._or_abandoned():
-            for going in device.under_way:
-                device.settle(going)
-        return self._with_checksum({
-            "format": FORMAT, "lamina": lamina.__version__, "told": self._told(), "world_size": self.world_size, "rank": self.rank,
-            "totals": dataclasses.asdict(self.totals), **device.save()})
-
-    def _with_checksum(self, own: Dict[str, Any]) -> Dict[str, Any]:
+            self.backend.settle()
+        own = {"format": FORMAT, "lamina": lamina.__version__, "told": self._told(), "world_size": self.world_size, "rank": self.rank,
+               "totals": dataclasses.asdict(self.totals), **self.backend.save()}
         state = {**self.optimizer.state_dict(), "local_updates": own}
         own["checksum"] = checksum_of(self.rank, state)
         for hook in getattr(self, "_optimizer_state_dict_post_hooks", {}).values():
@@ -633,97 +491,22 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
                 raise ValueError(f"load_state_dict: {_difference(name, own, theirs.get(name), None)}")
         try:
             for name in ("state", "param_groups"):
-                _require(name in state_dict, f"'{name}' of the optimizer is missing")
-            if self._device is None:
-                under_way, totals = self._checked(saved)
-                momentum, rounding = self._shards(saved)
-            else:
-                totals = self._checked_totals(saved.get("totals"))
-                if theirs["rank"] is None and all(_is_flat(saved.get(name), torch.float32) for name in ("momentum", "rounding")):
-                    saved = {**saved, **{name: self._device.own_slices(saved[name]) for name in ("momentum", "rounding")}}
-                self._device.check(saved)
-                _require("checksum" in saved, "'checksum' is missing")
+                require(name in state_dict, f"'{name}' of the optimizer is missing")
+            for name in ("totals", "checksum"):
+                require(name in saved, f"'{name}' is missing")
+            totals = saved["totals"]
+            require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
+                    and all(is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
+            if theirs["rank"] is None and all(is_flat(saved.get(name), torch.float32) for name in ("momentum", "rounding")):
+                saved = {**saved, **{name: self.backend.own_slices(saved[name]) for name in ("momentum", "rounding")}}
+            self.backend.check(saved)
         except ValueError as error:
             raise ValueError(f"load_state_dict: {error}") from error
         require_unmixed("load_state_dict", saved, state_dict)
         self.optimizer.load_state_dict({name: value for name, value in state_dict.items() if name != "local_updates"})
-        self.totals, self.last, self._found = totals, None, None
-        if self._device is not None:
-            self._device.load(saved)
-            self._own.give()
-            return
-        self.backend.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
-        for to, each in zip([self._owned.momentum, self._owned.rounding, *self._shared, *self._own.flat],
-                            [momentum, rounding, *saved["shared"], *saved["local"]]):
-            to.copy_(each)
+        self.totals, self._last, self._found = Totals(**totals), None, None
+        self.backend.load(saved)
         self._own.give()
-        self._under_way = under_way
-        self._applied, self.last_choice = saved["applied"], saved["last_choice"]
-
-    def _shards(self, saved: Dict[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Momentum and rounding of this rank's fragments; ranks that were merged have those of all."""
-        momentum, rounding = saved["momentum"], saved["rounding"]
-        if saved["rank"] is None:
-            for name, each in (("momentum", momentum), ("rounding", rounding)):
-                _require(each.numel() in (0, self._parts.elements), f"'{name}' has {each.numel()} elements, the model {self._parts.elements}")
-            momentum, rounding = self._owned.shard_of(momentum), self._owned.shard_of(rounding)
-        self._owned.check(momentum, rounding)
-        return momentum, rounding
-
-    def _checked(self, saved: Dict[str, Any]) -> Tuple[Deque[UnderWay], Totals]:
-        """What was under way, and the totals that were saved. ValueError unless everything is there, and of this model."""
-        for name in ("step", "applied", "last_choice", "totals", "memory", "momentum", "rounding", "shared", "local", "under_way", "checksum"):
-            _require(name in saved, f"'{name}' is missing")
-        for name in ("step", "applied", "last_choice"):
-            _require(_is_count(saved[name]), f"'{name}' is {saved[name]!r}")
-        step, applied, totals = (*(saved[name] for name in ("step", "applied")), self._checked_totals(saved["totals"]))
-        _require(_is_flat(saved["memory"], torch.uint8), "'memory' is no tensor of bytes")
-        for name in ("momentum", "rounding"):
-            _require(_is_flat(saved[name], torch.float32), f"'{name}' is no tensor of float32")
-        again = lamina.LocalDelta(self._layout, fragment_elements=self.options.fragment_elements, error_feedback=self._error_feedback)
-        again.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
-        _require(again.step == step, f"'step' is {step}, and {again.step} in 'memory'")
-        for which in ("shared", "local"):
-            given = saved[which]
-            _require(isinstance(given, list) and all(_is_flat(each, torch.float32) for each in given)
-                     and [each.numel() for each in given] == self._layout.sizes, f"the {which} parameters have other sizes, or types")
-            for name, each in zip(self.names, given):
-                _require(bool(torch.isfinite(each).all()), f"the {which} parameters of {name} are not finite")
-        _require(isinstance(saved["under_way"], list) and again.steps_under_way == len(saved["under_way"]),
-                 "what is under way is not all there")
-        _require(applied <= step, f"'applied' is {applied}, of {step} steps")
-        last, under_way = applied, cast(Deque[UnderWay], collections.deque())
-        going_parts: Set[int] = set()
-        for each in saved["under_way"]:
-            _require(isinstance(each, dict) and each.keys() == {"step", "parts", *_KEPT} and _is_count(each["step"])
-                     and last < each["step"] <= step,
-                     f"what is under way are not steps from {applied + 1} to {step}, in their order")
-            last, parts = each["step"], each["parts"]
-            try:
-                again.abandon(last)
-            except RuntimeError as error:
-                raise ValueError(f"what is under way in 'memory' is not step {last}") from error
-            _require(isinstance(parts, list) and all(_is_count(part) and part < len(self._sizes) for part in parts)
-                     and all(one < other for one, other in zip(parts, parts[1:])), f"what is under way of step {last} are no parts")
-            _require(going_parts.isdisjoint(parts), f"a part of step {last} is under way of an earlier one, too")
-            going_parts.update(parts)
-            for name in _KEPT:
-                _require(each[name] is None and name in ("answer", "update")
-                         or _is_flat(each[name], torch.uint8 if name == "answer" else torch.float32),
-                         f"'{name}' of what is under way of step {last} has another type")
-                _require(name == "answer" or each[name] is None or bool(torch.isfinite(each[name]).all()),
-                         f"'{name}' of what is under way of step {last} is not finite")
-            going = UnderWay(last, list(parts), **{name: _cloned(each[name]) for name in _KEPT})
-            _require(self._owned.check_under_way(going), f"what is under way of step {last} has another size, or cannot be")
-            is_handed_on = last <= step - self.delay // 2 or not any(self._sizes[part] for part in parts)
-            _require((going.update is not None) == is_handed_on, f"what is under way of step {last} is at another point of its way")
-            under_way.append(going)
-        return under_way, totals
-
-    def _checked_totals(self, totals: Any) -> Totals:
-        _require(isinstance(totals, dict) and totals.keys() == dataclasses.asdict(self.totals).keys()
-                 and all(_is_count(value) for value in totals.values()), f"'totals' is {totals!r}")
-        return Totals(**totals)
 
 
 # By a word in a class's name, or in that of one that it is derived from: the size of their steps does not depend on the size of gradients.
@@ -753,27 +536,3 @@ class _Exchanging(JoinHook):  # type: ignore[misc, unused-ignore]
 
     def main_hook(self) -> None:
         self._local._exchange()
-
-
-_KEPT = ("answer", "momentum", "rounding", "update")  # of what is under way
-
-
-def _cloned(tensor: Optional[torch.Tensor]) -> Any:
-    return None if tensor is None else tensor.clone()
-
-
-def _require(is_so: bool, otherwise: str) -> None:
-    if not is_so:
-        raise ValueError(otherwise)
-
-
-def _is_count(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**64
-
-
-def _is_flat(what: Any, kind: torch.dtype) -> bool:
-    return isinstance(what, torch.Tensor) and what.dtype is kind and what.dim() == 1
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())

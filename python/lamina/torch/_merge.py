@@ -5,7 +5,7 @@ import torch
 
 import lamina
 from lamina.torch._checkpoint import checksum_of, require_unmixed
-from lamina.torch._exchange import joined_slices
+from lamina.torch._local_device import joined_slices
 from lamina.torch._owned import joined_shards
 from lamina.torch._state import _difference
 

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: MIT
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, TYPE_CHECKING, Tuple
 
 import torch
 import torch.distributed as dist
 
 import lamina
-from lamina.torch._exchange import DeviceExchange
 from lamina.torch._foreach import copy_all, is_gapless
 from lamina.torch._options import uses_cpu
 from lamina.torch._sharded import is_dtensor, local_of, require_replicas
+
+if TYPE_CHECKING:
+    from lamina.torch._local_device import DeviceExchange
 
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -44,14 +46,14 @@ class OwnParameters:
         self._copied = [number for number, each in enumerate(local) if each.dtype is not torch.float32
                         or (not self.uses_cpu and is_dtensor(parameters[number]))]
         self._masters: Dict[int, torch.Tensor] = {}
-        self._exchange: Optional[DeviceExchange] = None
+        self._exchange: "Optional[DeviceExchange]" = None
         self._seen: List[Any] = []
         self._in_place: List[torch.Tensor] = []  # of the parameters that have masters: flat, as they lie
         self.flat: List[torch.Tensor] = []  #: after take() and until the parameters are laid out anew
         self.arrays: Any = None  #: the same for lamina._core, where that makes the numbers
         self.are_lost = False  #: masters hold numbers that are not finite, and are to be made anew
 
-    def lie_in(self, exchange: DeviceExchange) -> None:
+    def lie_in(self, exchange: "DeviceExchange") -> None:
         """From now on they are in the flat tensor of a device's exchange, and those of rank 0."""
         self._exchange = exchange
         exchange.adopt(self._local(), self._copied)

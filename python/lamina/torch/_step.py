@@ -31,9 +31,11 @@ class Bucket:
 class Past(Protocol):
     """What the choice of a step depends on: of LayerDropping, and of LocalUpdates."""
 
-    last_choice: int
     process_group: Any
     world_size: int
+
+    @property
+    def last_choice(self) -> int: ...
 
     @property
     def backend(self) -> Any: ...  # step and threshold
@@ -142,14 +144,14 @@ def fingerprint(of: Any) -> torch.Tensor:
     return torch.tensor([bits, bits ** 2], dtype=torch.float64)
 
 
-def all_equal(state: Past, sums: torch.Tensor) -> bool:
+def all_equal(world_size: int, sums: torch.Tensor) -> bool:
     """Whether all ranks had the fingerprint that was summed."""
-    return state.world_size * int(sums[1]) == int(sums[0]) ** 2
+    return world_size * int(sums[1]) == int(sums[0]) ** 2
 
 
 def require_one_past(state: Past, sums: torch.Tensor, more: Optional[Dict[str, Any]] = None) -> None:
     """Raises the same on all ranks if they would select different fragments, or differ in `more`."""
-    if not all_equal(state, sums):
+    if not all_equal(state.world_size, sums):
         raise RuntimeError(parted(state, more or {}))
 
 

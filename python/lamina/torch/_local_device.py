@@ -4,16 +4,18 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, TYPE_CHECKING, Tuple
 
 import torch
 import torch.distributed as dist
 
 import lamina
-from lamina.torch import _step
 from lamina.torch._device import NORMS
 from lamina.torch._options import share_to_send
 from lamina.torch._payloads import BLOCK, PAYLOADS, Payload
+
+if TYPE_CHECKING:
+    from lamina.torch._own import OwnParameters
 
 _ROW = 4096  # elements whose norm is one sum: fragments are of whole rows, but for a layer's last
 _SUMMED_IN_ORDER = 16  # ranks, by an operation each; more are summed by one
@@ -45,7 +47,7 @@ class Sent:
 
 
 class Later:
-    """Numbers of the device that the host reads once they are there, a step later."""
+    """A Status that the host reads once the device has it, a step later."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
         self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=numbers.device.type == "cuda")
@@ -55,11 +57,11 @@ class Later:
         if self._event is not None:
             self._event.record()
 
-    def numbers(self) -> List[float]:
+    def status(self) -> "Status":
         if self._event is not None:
             self._event.synchronize()
-        numbers: List[float] = self._host.tolist()
-        return numbers
+        largest, is_finite, is_one, has_equal_deltas, overflowed = self._host.tolist()
+        return Status(largest > 0, bool(is_finite), bool(is_one), bool(has_equal_deltas), bool(overflowed))
 
 
 @dataclasses.dataclass
@@ -71,11 +73,6 @@ class Status:
     is_one: bool  # else the ranks differ in what they do, and nothing was sent
     has_equal_deltas: bool  # all ranks the same
     overflowed: bool  # an update was not finite, and nothing of it was applied
-
-    @classmethod
-    def of(cls, numbers: Sequence[float]) -> "Status":
-        largest, is_finite, is_one, has_equal_deltas, overflowed = numbers
-        return cls(largest > 0, bool(is_finite), bool(is_one), bool(has_equal_deltas), bool(overflowed))
 
 
 class DeviceExchange:
@@ -120,6 +117,7 @@ class DeviceExchange:
         # With error feedback what messages leave out, where the parameters are.
         self.rest = torch.zeros(self._trash + _ROW if error_feedback else 0, dtype=torch.float32, device=device)
         self.under_way: Deque[Sent] = collections.deque()
+        self._sent: Optional[Tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = None  # by the last exchange, for last_sent
 
     def _lay_out(self) -> None:
         self._sizes = self.fragments.sizes
@@ -156,6 +154,10 @@ class DeviceExchange:
 
     # --- the parameters ---
 
+    def begin(self, names: Sequence[str], own: "OwnParameters") -> None:
+        """They lie in one flat tensor from now on, and are those of rank 0."""
+        own.lie_in(self)
+
     def adopt(self, parameters: Sequence[torch.Tensor], copied: Sequence[int] = ()) -> None:
         """Puts the parameters into one flat tensor, with those of rank 0; of the `copied` ones, by number, their values only."""
         self.local = torch.zeros(self._trash + _ROW, dtype=torch.float32, device=self._device)
@@ -180,19 +182,28 @@ class DeviceExchange:
         """Each layer, as its elements lie in memory."""
         return [flat[at:at + size] for at, size in zip(self._layer_begins, self.layout.sizes)]
 
+    def shared_layers(self) -> List[torch.Tensor]:
+        return self.layers(self.shared)
+
+    def tensors(self) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
+        """The rank's own parameters, and the shared ones."""
+        return [self.local], [self.shared]
+
     # --- an exchange ---
 
-    def exchange(self, past: torch.Tensor) -> Later:
-        """`past`: the fingerprint of what all ranks do alike. Returns what has happened, for Status.of()."""
+    def exchange(self, past: Callable[[], torch.Tensor]) -> Later:
+        """`past` gives the fingerprint of what all ranks do alike."""
+        fingerprint = past()
         self._arrive(self.step + 1 - self.delay)
         self.step += 1
-        found = self._send(self.sum(past))
+        found = self._send(self._sum(fingerprint))
         self._hand_on(self.step - self.delay // 2)
         self._arrive(self.step - self.delay)
         overflowed, self._overflowed = self._overflowed, self._no
         return Later(torch.cat([each.view(1) for each in (*found, overflowed)]))
 
-    def wire_bytes(self) -> int:
+    @property
+    def sent_bytes(self) -> int:
         """That a rank gives to the collectives of an exchange, the replies apart."""
         return int(self._world * self._payload.bytes_of(self._slots) + 8 * (len(self._sizes) + 6))
 
@@ -207,7 +218,11 @@ class DeviceExchange:
                 norms.sqrt_()
         return torch.div(norms, self._divisors, out=norms) if self._power else norms
 
-    def sum(self, past: torch.Tensor) -> torch.Tensor:
+    def meet(self, past: torch.Tensor) -> torch.Tensor:
+        """The all-reduce of an exchange. Returns the sums of `past`."""
+        return self._sum(past).cpu()[[-4, -1]]
+
+    def _sum(self, past: torch.Tensor) -> torch.Tensor:
         """The sums over the ranks of the values, of the fingerprints of the values and of when each fragment was sent, of the first number
         of `past`, and of their squares. A value is not finite where a rank's parameters are not."""
         values = self._values()
@@ -244,7 +259,7 @@ class DeviceExchange:
         fits = fits & may_send
         elements = (sizes * fits).sum()
         self._allowance = self._allowance - elements
-        self._sent = ordered, fits, elements
+        self._sent = self.step, ordered, fits, elements
         chosen = torch.zeros(len(self._sizes) + 1, dtype=torch.bool, device=self._device).scatter_(0, order, fits)
         self._sent_in = self._sent_in.masked_fill(chosen[:-1], self.step)
         if self.delay:
@@ -266,10 +281,13 @@ class DeviceExchange:
         going.work = dist.all_to_all_single(going.received, payload, group=self._group, async_op=True)
         self.under_way.append(going)
 
-    def last_sent(self) -> Tuple[int, int, float]:
-        """Fragments, elements, and the smallest score that was sent, of the last exchange. Waits."""
-        ordered, fits, elements = self._sent
-        return int(fits.sum()), int(elements), float(ordered.masked_fill(~fits, torch.inf).amin())
+    @property
+    def last_sent(self) -> Optional[Tuple[int, int, int, float]]:
+        """The step, fragments, elements, and the smallest score that was sent, of the last exchange; None before the first. Waits."""
+        if self._sent is None:
+            return None
+        step, ordered, fits, elements = self._sent
+        return step, int(fits.sum()), int(elements), float(ordered.masked_fill(~fits, torch.inf).amin())
 
     def _received(self, going: Sent) -> torch.Tensor:
         going.work.wait()
@@ -310,12 +328,13 @@ class DeviceExchange:
         if going.update is None:
             going.update = self._payload.decode(self._received(going))
 
-    def settle(self, going: Sent) -> None:
-        """What can be had without the others doing anything more."""
-        if going.is_handed_on:
-            self.update_of(going)
-        else:
-            self.reply(going)
+    def settle(self) -> None:
+        """What can be had of what is under way without the others doing anything more."""
+        for going in self.under_way:
+            if going.is_handed_on:
+                self.update_of(going)
+            else:
+                self.reply(going)
 
     def _arrive(self, last: int) -> None:
         while self.under_way and self.under_way[0].step <= last:
@@ -339,10 +358,7 @@ class DeviceExchange:
             self._overflowed = is_bad
             self.applied = going.step
 
-    @property
-    def threshold(self) -> float:
-        """As ranks compare it: what it is only the device knows."""
-        return 0.0
+    threshold, last_choice = 0.0, 0  # as ranks compare them: what they are only the device knows
 
     def abandon(self) -> None:
         """What is under way is in the local deltas again."""
@@ -355,9 +371,9 @@ class DeviceExchange:
         self._hand_on(self.step)
         self._arrive(self.step)
 
-    def average(self) -> Optional[torch.Tensor]:
-        """The shared parameters once all local deltas, and what rounding has left, are averaged into them; None if that is not finite.
-        Waits."""
+    def average(self) -> Optional[List[torch.Tensor]]:
+        """The shared parameters once all local deltas, and what rounding has left, are averaged into them, as in tensors(); None if that is
+        not finite. Waits."""
         deltas = self.shared - self.local
         if len(self.rest):
             deltas += self.rest
@@ -365,11 +381,11 @@ class DeviceExchange:
             at, kept_at = self._shard_places()
             deltas[at] = deltas[at].add_(self.rounding[kept_at], alpha=self._world)
         dist.all_reduce(deltas, group=self._group)
-        return self.shared - deltas / self._world if bool(torch.isfinite(deltas).all()) else None
+        return [self.shared - deltas / self._world] if bool(torch.isfinite(deltas).all()) else None
 
-    def set_all(self, parameters: torch.Tensor) -> None:
-        self.local.copy_(parameters)
-        self.shared.copy_(parameters)
+    def set_all(self, parameters: Sequence[torch.Tensor]) -> None:
+        for each in (self.local, self.shared):
+            each.copy_(parameters[0])
         self.rounding.zero_()
         self.rest.zero_()
 
@@ -434,7 +450,7 @@ class DeviceExchange:
         self.momentum.copy_(saved["momentum"])
         self.rounding.copy_(saved["rounding"])
         self._sent_in, self._allowance = (here(saved[name]) for name in ("sent_in", "allowance"))
-        self.step, self.applied, self.under_way = saved["step"], saved["applied"], under_way
+        self.step, self.applied, self.under_way, self._sent = saved["step"], saved["applied"], under_way, None
         self._going.zero_()
         for going in self.under_way:
             self._going |= going.chosen
