@@ -78,7 +78,7 @@ const bool registered = [] {
   static const std::vector<std::pair<std::string, maker>> methods = {
       {"lamina",
        [](const auto& model) { return std::make_unique<lamina_benchmark::lamina_method>(model, share, 0); }},
-      {"lamina_parts",
+      {"lamina_fragments",
        [](const auto& model) {
          return std::make_unique<lamina_benchmark::lamina_method>(model, share, 4'096);
        }},

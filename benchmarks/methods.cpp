@@ -136,7 +136,7 @@ std::vector<contestant> contestants() {
       all.push_back({name + percent, std::move(make)});
     };
     add("lamina", [share] { return std::make_unique<lamina_benchmark::lamina_method>(model, share, 0); });
-    add("lamina_parts",
+    add("lamina_fragments",
         [share] { return std::make_unique<lamina_benchmark::lamina_method>(model, share, 65'536); });
     add("top_k", [share] { return std::make_unique<top_k>(model, share); });
     add("one_pass_threshold", [share] { return std::make_unique<one_pass_threshold>(model, share); });

@@ -35,7 +35,7 @@ SETTINGS = {
     "R = 0.95, correction": ("--drop-ratio", "0.95", *LOCAL, *CORRECTED),
     "agreed, R = 0.95, correction": ("--drop-ratio", "0.95", *CORRECTED),
     "agreed, R = 0.95, correction, ahead": ("--drop-ratio", "0.95", *AHEAD, *CORRECTED),
-    "agreed, R = 0.95, parts": ("--drop-ratio", "0.95", "--fragment-elements", "65536", *MOMENTUM),
+    "agreed, R = 0.95, fragments": ("--drop-ratio", "0.95", "--fragment-elements", "65536", *MOMENTUM),
     "agreed, R = 0.99, warm-up": ("--drop-ratio", "0.99", "--drop-warm-up", "100", *MOMENTUM),
     "R = 0.95, refresh 100": ("--drop-ratio", "0.95", "--refresh", "100", *LOCAL, *MOMENTUM),
     "everything, no momentum": ("--drop-ratio", "0", *PLAIN),

@@ -106,7 +106,7 @@ ROWS = {row.name: row for row in (
     Row("R = 0.95 ahead, backward", (*AHEAD, *BACKWARD), COMPRESSED),
     Row("R = 0.95 ahead, step", (*AHEAD, *STEP), COMPRESSED),
     Row("R = 0.95 ahead, bf16, step", (*AHEAD, *STEP, *BFLOAT16), COMPRESSED),
-    Row("R = 0.99 in parts, ahead, step", (*FRAGMENTS, *STEP), COMPRESSED),
+    Row("R = 0.99 in fragments, ahead, step", (*FRAGMENTS, *STEP), COMPRESSED),
     # By M/C, everything sent: what an algorithm, an order and a size of buckets give.
     *(Row(f"backward, {name}", (*DENSE, *BACKWARD, "--collectives", name)) for name in ALGORITHMS),
     Row("backward, by_type, halving_doubling", (*DENSE, *BACKWARD, "--collectives", "by_type")),

@@ -12,7 +12,7 @@ from rows import named
 class Fragments:
     def __init__(self, shapes: dict[str, tuple[int, ...]], row):
         self.layout = lamina.Layout(shapes)
-        self.fragment_elements = row.part
+        self.fragment_elements = row.fragment
         self.payload = named(PAYLOADS, row, "payload")
         self.sizes = [int(size) for size in self.selector().fragments.sizes]
         self.begins = np.concatenate([[0], np.cumsum(self.sizes)[:-1]])

@@ -13,11 +13,11 @@ POWERS = torch.from_numpy(np.ldexp(np.float32(1), np.arange(-LARGEST_EXPONENT, L
 
 class AsIs:
     def bytes(self, elements: int) -> int:
-        """Of one part."""
+        """Of one fragment."""
         return 4 * elements
 
     def rounded(self, numbers: torch.Tensor) -> torch.Tensor:
-        """What arrives of numbers, (..., n) float32 and finite, each row a part or several of whole blocks."""
+        """What arrives of numbers, (..., n) float32 and finite, each row a fragment or several of whole blocks."""
         return numbers
 
 

@@ -129,7 +129,7 @@ def family(row: Row) -> str:
     if row.workers == 1:
         return "one worker, no communication"
     if row.scheme == "local":
-        return {"value": "local, parts by value", "turn": "local, parts in turn (Streaming DiLoCo)",
+        return {"value": "local, fragments by value", "turn": "local, fragments in turn (Streaming DiLoCo)",
                 "all": "local, all at once (DiLoCo)"}[row.choice]
     if row.scheme == "levels":
         return "local, in levels"
@@ -163,7 +163,7 @@ def title(row: Row) -> str:
     words += [f"rank {row.rank}"] if row.scheme == "powersgd" else []
     words += [f"the first {row.dense_steps} steps dense"] if row.dense_steps else []
     if row.scheme == "sparseloco":
-        words += [f"{100 * row.share:g} % of the parts" if row.sends == "parts" else f"{row.top:,} of 4,096"]
+        words += [f"{100 * row.share:g} % of the fragments" if row.sends == "fragments" else f"{row.top:,} of 4,096"]
         words[-1] += f" every {row.interval} steps"
     words += [f"mean over all {row.averaged}"] if row.averaged != Row.averaged else []
     words += ["the rest within the parameters"] if row.unsent != Row.unsent else []
@@ -177,7 +177,7 @@ def title(row: Row) -> str:
     words += [f"momentum correction {row.correction:g}"] if row.correction else ["no momentum correction"] * (row.scheme == "dgc")
     words += ["each clipped"] if row.clipped != Row.clipped else []
     words += ["state stands still"] if row.held_back != Row.held_back else []
-    words += [f"parts of {row.part:,}"] if row.part != Row.part else []
+    words += [f"fragments of {row.fragment:,}"] if row.fragment != Row.fragment else []
     words += [row.optimizer] if row.optimizer != Row.optimizer else []
     return ", ".join(words)
 

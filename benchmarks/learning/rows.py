@@ -18,7 +18,7 @@ class Row:
     optimizer: str = "adamw"  #: of optimizers.OPTIMIZERS; demo and onebit are optimizers of their own
     payload: str = "as_is"  #: of what is sent, both ways, of payload.PAYLOADS
     error_feedback: int = 0  #: of local: 1: what a message leaves out waits outside of what the worker computes with
-    part: int = 4096  #: elements of a fragment at most; a multiple of 4,096
+    fragment: int = 4096  #: elements of a fragment at most; a multiple of 4,096
     drop_ratio: float = 0.95  #: of gradients: the share of the elements that is dropped
     clipped: str = "arrived"  #: of gradients, powersgd and scalecom: "arrived", what came together; or "gradients", each before that
     correction: float = 0.0  #: of gradients and dgc: momentum of each worker in its residual, cleared with what is sent; wants sgd
@@ -29,7 +29,7 @@ class Row:
     averaged: str = "senders"  #: of sparseloco: the mean of an element is over those that sent it; or over all "workers"
     left_kept: float = 0.95  #: of sparseloco: of what is left after an exchange, what is there at the next
     unsent: str = "outside"  #: of sparseloco: where it waits, "outside" of what a worker computes with, or "within"
-    sends: str = "elements"  #: of sparseloco: the largest elements of each 4,096; or a share of whole fragments ("parts"), in 4 bits, those of largest value
+    sends: str = "elements"  #: of sparseloco: the largest elements of each 4,096; or a share of whole fragments ("fragments"), in 4 bits, those of largest value
     answer: str = "relayed"  #: of sparseloco: what each receives, what all others send "relayed"; or the mean of all, "rounded" as they are
     top: int = 64  #: of sparseloco: the elements that are sent of each 4,096; of demo: of each tile
     share: float = 0.001  #: of dgc and scalecom: of a matrix's elements those that are sent; of sparseloco: of the fragments
@@ -51,13 +51,13 @@ class Row:
     outer_clock: str = "sends"  #: of local: what the outer momentum counts, of schemes.CLOCKS
 
     def __post_init__(self):
-        for field, least in (("workers", 1), ("steps", 1), ("seed", 0), ("delay", 0), ("part", 4096),
+        for field, least in (("workers", 1), ("steps", 1), ("seed", 0), ("delay", 0), ("fragment", 4096),
                              ("rank", 1), ("dense_steps", 0), ("ramp_steps", 0), ("interval", 1), ("top", 1),
                              ("at_least_every", 0), ("age_power", 0)):
             if getattr(self, field) < least:
                 raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
-        if self.part % 4096:
-            raise ValueError(f"part must be a multiple of 4,096, got {self.part}")
+        if self.fragment % 4096:
+            raise ValueError(f"fragment must be a multiple of 4,096, got {self.fragment}")
         for field in ("drop_ratio", "correction", "momentum_kept"):
             if not 0 <= getattr(self, field) < 1:
                 raise ValueError(f"{field} must lie in [0, 1), got {getattr(self, field)}")

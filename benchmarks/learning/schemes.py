@@ -212,9 +212,9 @@ class Local:
 SCHEMES = {"dense": Dense, "gradients": Gradients, "local": Local, "levels": Levels, "powersgd": PowerSgd, "sparseloco": SparseLoco,
            "dgc": Dgc, "scalecom": ScaleCom, "demo": DeMo, "onebit": OneBitAdam}
 # What a scheme reads of a row besides its first fields.
-READS = {"dense": "optimizer", "gradients": "optimizer payload part drop_ratio clipped correction held_back",
-         "local": "optimizer payload error_feedback part choice value age_power at_least_every traffic delay delta_kept outer_rate outer_momentum outer_clock",
-         "levels": "optimizer code period scale traffic part value",
+READS = {"dense": "optimizer", "gradients": "optimizer payload fragment drop_ratio clipped correction held_back",
+         "local": "optimizer payload error_feedback fragment choice value age_power at_least_every traffic delay delta_kept outer_rate outer_momentum outer_clock",
+         "levels": "optimizer code period scale traffic fragment value",
          "powersgd": "optimizer payload clipped rank dense_steps", "sparseloco": "optimizer interval top averaged left_kept unsent sends share answer outer_rate",
          "dgc": "optimizer payload correction share ramp_steps", "scalecom": "optimizer payload clipped share low_pass",
          "demo": "payload top momentum_kept", "onebit": "dense_steps"}

@@ -8,7 +8,7 @@ each with a lamina.Worker; what differs is alone by which agreed values a step s
           gradient alone
   stale   by those of the residuals that the step before has left, without a prediction: the control
 
-Step 1 of the last two sends everything. The example's network and its waves in noise; SGD with momentum, no warm-up, parts of
+Step 1 of the last two sends everything. The example's network and its waves in noise; SGD with momentum, no warm-up, fragments of
 4,096 elements. Rows that are in the output already are kept, so a run that is stopped goes on. Needs the package: tests/python/run,
 then build/python/venv/bin/python benchmarks/pytorch/ahead.py. --table prints what is recorded.
 """
@@ -55,8 +55,8 @@ def accuracy(model):
                                  for pictures, labels in (images.drawn(-1 - index, 250) for index in range(4)))
 
 
-def mean_abs(parts):
-    return np.array([part.abs().mean().item() for part in parts])
+def mean_abs(fragments):
+    return np.array([each.abs().mean().item() for each in fragments])
 
 
 def trained(steps, decision, ratio, seed):

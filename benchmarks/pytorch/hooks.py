@@ -88,12 +88,12 @@ VARIANTS = {
     "lamina, R = 0": (functools.partial(dropping, {"drop_ratio": 0.0}), {}),
     "lamina, R = 0.95": (functools.partial(dropping, {"drop_ratio": 0.95}), {}),
     "lamina, R = 0.95, bfloat16": (functools.partial(dropping, {"drop_ratio": 0.95, "wire": "bfloat16"}), {}),
-    "lamina, R = 0.95, parts": (functools.partial(dropping, {"drop_ratio": 0.95, "fragment_elements": 65536}), {}),
+    "lamina, R = 0.95, fragments": (functools.partial(dropping, {"drop_ratio": 0.95, "fragment_elements": 65536}), {}),
     "lamina, R = 0, overlap": (functools.partial(dropping, {"drop_ratio": 0.0, "overlap": True}), {}),
     "lamina, R = 0.95, overlap": (functools.partial(dropping, {"drop_ratio": 0.95, "overlap": True}), {}),
-    "lamina, R = 0.95, parts, overlap": (functools.partial(dropping, {"drop_ratio": 0.95, "fragment_elements": 65536,
+    "lamina, R = 0.95, fragments, overlap": (functools.partial(dropping, {"drop_ratio": 0.95, "fragment_elements": 65536,
                                                                       "overlap": True}), {}),
-    "lamina, R = 0.99, parts": (functools.partial(dropping, {"drop_ratio": 0.99, "fragment_elements": 65536}), {}),
+    "lamina, R = 0.99, fragments": (functools.partial(dropping, {"drop_ratio": 0.99, "fragment_elements": 65536}), {}),
 }
 # Without DDP; a step sends 1 % of DDP's bytes, as in the study.
 LOCAL = {

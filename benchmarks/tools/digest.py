@@ -5,7 +5,7 @@ import math
 
 from suite import Benchmark, Results, variant, variant_title, widest
 
-METHODS = {"lamina": "lamina, whole layers", "lamina_parts": "lamina, parts of 65,536", "top_k": "top-k",
+METHODS = {"lamina": "lamina, whole layers", "lamina_fragments": "lamina, fragments of 65,536", "top_k": "top-k",
            "one_pass_threshold": "last step's threshold, one pass (Ok-Topk)", "sampled_top_k": "top-k of a sample (DGC)", "random_k": "random-k", "block_sparse": "blocks of 256 (OmniReduce)",
            **{f"power_sgd_{rank}": f"PowerSGD, rank {rank}" for rank in (1, 2, 4, 8)},
            "lamina_int4": "everything in 4 bits (lamina's payload)", "fp8": "everything in 8 bits (FP8 E4M3)",
@@ -169,7 +169,7 @@ def compile_cost(measured: dict) -> str:
 
 def hard_models(measured: dict[str, Benchmark]) -> str:
     names = list(dict.fromkeys(name.partition("/")[2] for name in measured))
-    titles = METHODS | {"lamina_parts": "lamina, parts of 4,096"}
+    titles = METHODS | {"lamina_fragments": "lamina, fragments of 4,096"}
     rows = []
     for model in dict.fromkeys(name.partition("/")[0] for name in measured):
         row = [HARD_MODELS.get(model, model.replace("_", " "))]

@@ -130,7 +130,7 @@ NB_MODULE(_cuda, m) {
           "Adds the gradients; `found_inf` and `inverse_scale` point to a float each on the device, 0: none.")
       .def_prop_ro(
           "values", [](worker& self) { return reinterpret_cast<std::uintptr_t>(self.values()); },
-          "Pointer to a float64 a part.")
+          "Pointer to a float64 a fragment.")
       .def(
           "select",
           [](worker& self, std::uintptr_t stream, std::uintptr_t agreed, std::uintptr_t held) {
@@ -138,7 +138,7 @@ NB_MODULE(_cuda, m) {
             self.select(on(stream), at<const double>(agreed), at<const std::uint8_t>(held));
           },
           "stream"_a, "agreed"_a = 0, "held"_a = 0,
-          "By this worker's values, or by those that `agreed` points to; `held` points to a byte a part.")
+          "By this worker's values, or by those that `agreed` points to; `held` points to a byte a fragment.")
       .def(
           "encode",
           [](worker& self, std::uintptr_t stream, std::uintptr_t to, std::size_t bytes) {
@@ -166,9 +166,9 @@ NB_MODULE(_cuda, m) {
       .def_prop_ro("prefix_bytes", &worker::prefix_bytes, "Before the payload of a frame.")
       .def_prop_ro("largest_frame_bytes", &worker::largest_frame_bytes)
       .def_prop_ro(
-          "part_sizes",
+          "fragment_sizes",
           [](const worker& self) {
             return std::vector<std::size_t>(self.fragments().sizes().begin(), self.fragments().sizes().end());
           },
-          "Elements of each part.");
+          "Elements of each fragment.");
 }

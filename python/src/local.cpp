@@ -99,7 +99,7 @@ void apply(delta& self, std::uint64_t step, const readable& update, const Arrays
 
 struct outer {
   lamina::outer_optimizer<float> of;
-  lamina::layout parts;
+  lamina::layout fragments;
 };
 }  // namespace
 
@@ -167,13 +167,13 @@ void bind_local(nb::module_& m) {
           [](const delta& self) {
             return self.visit([](const auto& each) { return copy_of(each.values()); });
           },
-          "The value of each part as last observed, float64, without its waiting. A copy.")
+          "The value of each fragment as last observed, float64, without its waiting. A copy.")
       .def(
           "select",
           [](delta& self) {
             return indices_of(self.visit([](auto& each) -> auto& { return each.select(); }));
           },
-          "Decides by this worker's own values which parts go out; returns their indices.")
+          "Decides by this worker's own values which fragments go out; returns their indices.")
       .def(
           "select",
           [](delta& self, const readable& agreed, const std::optional<bytes_like>& held) {
@@ -184,16 +184,16 @@ void bind_local(nb::module_& m) {
             }));
           },
           "agreed"_a.noconvert(), "held"_a.noconvert() = nb::none(),
-          "The same by values that all workers agreed on, float64, one a part: mostly the mean of values().")
+          "The same by values that all workers agreed on, float64, one a fragment: mostly the mean of values().")
       .def_prop_ro(
           "sent", [](const delta& self) { return indices_of(self.chosen()); },
-          "Indices of the parts that the last select() chose.")
+          "Indices of the fragments that the last select() chose.")
       .def_prop_ro(
           "sent_elements", [](const delta& self) { return self.chosen().sent_elements(); },
-          "Elements of those parts together.")
+          "Elements of those fragments together.")
       .def_prop_ro(
           "sent_bitmap", [](const delta& self) { return bitmap_of(self.chosen()); },
-          "The same as bits: part p is bit p % 8 of byte p // 8.")
+          "The same as bits: fragment p is bit p % 8 of byte p // 8.")
       .def(
           "encode",
           [](delta& self, const arrays_to_read& shared, const arrays_to_read& local) {
@@ -221,7 +221,7 @@ void bind_local(nb::module_& m) {
           "`to`, float32.")
       .def(
           "commit", [](delta& self) { self.visit([](auto& each) { each.commit(); }); },
-          "What was encoded or packed has left: its parts are under way until apply() of this step.")
+          "What was encoded or packed has left: its fragments are under way until apply() of this step.")
       .def(
           "commit_lost", [](delta& self) { self.visit([](auto& each) { each.commit_lost(); }); },
           "Ends a step that this worker alone could not send: it stays in its local delta.")
@@ -248,7 +248,7 @@ void bind_local(nb::module_& m) {
           [](delta& self, std::uint64_t step, const readable& update, const arrays_to_write& shared,
              const arrays_to_write& local) { apply(self, step, update, shared, local); },
           "step"_a, "update"_a.noconvert(), "shared"_a.noconvert(), "local"_a.noconvert(),
-          "What all subtract, of the parts that were chosen in `step`, one behind the other: from shared, "
+          "What all subtract, of the fragments that were chosen in `step`, one behind the other: from shared, "
           "and "
           "from local, which gets back what it sent. In the order of the steps.")
       .def(
@@ -306,15 +306,15 @@ void bind_local(nb::module_& m) {
       "float32. Bitwise identical everywhere. See lamina/local/outer_optimizer.hpp.")
       .def(
           "__init__",
-          [](outer* self, const lamina::layout& parts, double rate, double momentum, bool nesterov,
+          [](outer* self, const lamina::layout& fragments, double rate, double momentum, bool nesterov,
              const std::string& payload) {
             const lamina::outer_optimizer_options options{
                 .rate = rate, .momentum = momentum, .nesterov = nesterov, .payload = payload_of(payload)};
-            new (self) outer{lamina::outer_optimizer<float>(parts, options), parts};
+            new (self) outer{lamina::outer_optimizer<float>(fragments, options), fragments};
           },
-          "parts"_a, nb::kw_only(), "rate"_a = outer_defaults.rate, "momentum"_a = outer_defaults.momentum,
+          "fragments"_a, nb::kw_only(), "rate"_a = outer_defaults.rate, "momentum"_a = outer_defaults.momentum,
           "nesterov"_a = outer_defaults.nesterov, "payload"_a = "as_is",
-          "parts: a LocalDelta's. payload: how what all subtract is written; what rounding takes away "
+          "fragments: a LocalDelta's. payload: how what all subtract is written; what rounding takes away "
           "comes "
           "later. ValueError, naming the option, for one outside its range.")
       .def(
@@ -322,23 +322,23 @@ void bind_local(nb::module_& m) {
           [](outer& self, const std::vector<std::size_t>& sent, const writable& mean) {
             std::span<float> rest = numbers_of<float>("mean", tensor_of(mean, "mean"));
             std::size_t elements = 0;
-            for (const std::size_t part : sent) {
-              self.parts.check_layer(part);
-              elements += self.parts.sizes()[part];
+            for (const std::size_t fragment : sent) {
+              self.fragments.check_layer(fragment);
+              elements += self.fragments.sizes()[fragment];
             }
             if (elements != rest.size()) {
               throw std::invalid_argument("mean has " + std::to_string(rest.size()) +
-                                          " elements, the parts " + std::to_string(elements));
+                                          " elements, the fragments " + std::to_string(elements));
             }
-            for (const std::size_t part : sent) {
-              const std::size_t count = self.parts.sizes()[part];
-              self.of(part, 0, rest.first(count));
+            for (const std::size_t fragment : sent) {
+              const std::size_t count = self.fragments.sizes()[fragment];
+              self.of(fragment, 0, rest.first(count));
               rest = rest.subspan(count);
             }
           },
           "sent"_a, "mean"_a.noconvert(),
-          "The mean of the parts sent in a step, one behind the other, to what all subtract, in place. "
-          "ValueError for a part whose mean holds NaN or infinity, or whose update might: it and those "
+          "The mean of the fragments sent in a step, one behind the other, to what all subtract, in place. "
+          "ValueError for a fragment whose mean holds NaN or infinity, or whose update might: it and those "
           "behind it "
           "are as they were.")
       .def(

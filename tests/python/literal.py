@@ -15,8 +15,8 @@ def threshold(values, sizes, drop_ratio, descending=False):
     return -1.0
 
 
-def mean_abs(part):
-    return float(np.abs(part.astype(np.float64)).sum() / max(part.size, 1))
+def mean_abs(fragment):
+    return float(np.abs(fragment.astype(np.float64)).sum() / max(fragment.size, 1))
 
 
 class Workers:
@@ -28,8 +28,8 @@ class Workers:
         self.cuts = [list(range(0, size, fragment_elements or max(size, 1))) or [0] for size in sizes]
 
     def step(self, gradients):
-        """gradients[w][l]; returns the mean of what is sent, zeros elsewhere, of each layer, and the parts sent."""
-        world, parts = len(self.residuals), []
+        """gradients[w][l]; returns the mean of what is sent, zeros elsewhere, of each layer, and the fragments sent."""
+        world, fragments = len(self.residuals), []
         for residual, own in zip(self.residuals, gradients):
             for layer, gradient in zip(residual, own):
                 layer += gradient
@@ -37,10 +37,10 @@ class Workers:
             for begin, end in zip(cut, cut[1:] + [self.sizes[l]]):
                 used = any(np.any(own[l]) for own in gradients)
                 value = sum(mean_abs(residual[l][begin:end]) for residual in self.residuals) / world
-                parts.append((l, begin, end, value if used else -np.inf))
-        limit = threshold([part[3] for part in parts], [part[2] - part[1] for part in parts], self.drop_ratio)
+                fragments.append((l, begin, end, value if used else -np.inf))
+        limit = threshold([fragment[3] for fragment in fragments], [fragment[2] - fragment[1] for fragment in fragments], self.drop_ratio)
         means, sent = [np.zeros(size, np.float32) for size in self.sizes], []
-        for index, (l, begin, end, value) in enumerate(parts):
+        for index, (l, begin, end, value) in enumerate(fragments):
             if value == -np.inf or value < limit or begin == end:
                 continue
             sent.append(index)

@@ -33,8 +33,8 @@ def test_a_step_is_algorithm_1(seed):
         sent = step.select()
         means, expected = paper.step([gradients])
         assert sent == expected
-        assert values == pytest.approx([literal.mean_abs(part) for part in
-                                        parts_before(paper, means, expected, cut)], rel=1e-6)
+        assert values == pytest.approx([literal.mean_abs(fragment) for fragment in
+                                        fragments_before(paper, means, expected, cut)], rel=1e-6)
         packed = np.empty(step.sent_elements, np.float32)
         step.pack(packed)
         step.commit()
@@ -45,8 +45,8 @@ def test_a_step_is_algorithm_1(seed):
             np.testing.assert_array_equal(worker.residual(layer), paper.residuals[0][layer])
 
 
-def parts_before(paper, means, sent, cut):
-    """The residual's parts as they were before the step cleared what it sent."""
+def fragments_before(paper, means, sent, cut):
+    """The residual's fragments as they were before the step cleared what it sent."""
     index = 0
     for l, size in enumerate(paper.sizes):
         whole = paper.residuals[0][l] + means[l]

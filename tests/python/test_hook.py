@@ -106,7 +106,7 @@ def against_literal(world_gradients, options, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "fragment_elements": 4096}], ids=["whole", "parts"])
+@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "fragment_elements": 4096}], ids=["whole", "fragments"])
 def test_every_gradient_is_that_of_the_literal_method(options, backend):
     ranks.run(2, against_literal, models.whole_numbers, options, backend)
 
@@ -373,9 +373,9 @@ def bytes_counted(forgets):
     finally:
         dist.all_reduce = all_reduce
     assert (sum(seen) == state.last.sent_bytes) != forgets
-    parts, layers = state.last.fragments, len(state.names)
+    fragments, layers = state.last.fragments, len(state.names)
     assert state.last.dense_bytes == 4 * state.last.elements
-    assert state.last.sent_bytes <= 0.1 * state.last.dense_bytes + 4 * 4096 + 8 * (parts + layers + 2) + 4
+    assert state.last.sent_bytes <= 0.1 * state.last.dense_bytes + 4 * 4096 + 8 * (fragments + layers + 2) + 4
 
 
 @pytest.mark.parametrize("forgets", [False, True])

@@ -204,18 +204,18 @@ def test_finishing_applies_what_is_under_way(delay, payload):
 
 
 def one_server(payload, delay):
-    """What one server would make of what all send, by the same arithmetic on whole parts."""
+    """What one server would make of what all send, by the same arithmetic on whole fragments."""
     model = models.small(seed=0)
     world, outer = dist.get_world_size(), {"rate": 0.7, "momentum": 0.9}
     optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), delay=delay, payload=payload, send_budget=0.3,
                              fragment_elements=4096, outer_rate=0.7, outer_momentum=0.9)
-    parts = optimizer.backend.fragments
-    server, shared = lamina.OuterOptimizer(parts, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer.backend.shared])
+    fragments = optimizer.backend.fragments
+    server, shared = lamina.OuterOptimizer(fragments, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer.backend.shared])
     sent, send = [], optimizer.backend.owned.send
 
-    def remembered(step, parts, packed):
-        sent.append((step, parts, packed.clone()))
-        return send(step, parts, packed)
+    def remembered(step, fragments, packed):
+        sent.append((step, fragments, packed.clone()))
+        return send(step, fragments, packed)
     optimizer.backend.owned.send = remembered
     for step in range(1, 11):
         train(model, optimizer, 1, step)
@@ -224,11 +224,11 @@ def one_server(payload, delay):
             everyones = ranks.gathered(own)
             mean = sum(everyones[1:], everyones[0]) / world
             server(chosen, mean)
-            places = torch.split(shared, parts.sizes)
-            for part, d in zip(chosen, torch.split(mean, [parts.sizes[part] for part in chosen])):
-                places[part].sub_(d)
+            places = torch.split(shared, fragments.sizes)
+            for fragment, d in zip(chosen, torch.split(mean, [fragments.sizes[fragment] for fragment in chosen])):
+                places[fragment].sub_(d)
         assert shared.numpy().tobytes() == shared_bits(optimizer), step
-    assert any(size % 64 for size in parts.sizes) and any(size < 64 for size in parts.sizes)
+    assert any(size % 64 for size in fragments.sizes) and any(size < 64 for size in fragments.sizes)
 
 
 @pytest.mark.parametrize("world, delay", [(1, 0), (3, 0), (3, 1), (4, 5)])
@@ -335,7 +335,7 @@ def test_when_something_arrives_changes_nothing():
 
 
 def by_value_and_by_waiting():
-    """Of two parts, one of which changes by 10 in a step and the other by 4, one goes out in each step."""
+    """Of two fragments, one of which changes by 10 in a step and the other by 4, one goes out in each step."""
     for options, expected in (({"by_score": False}, [0, 0, 1, 0, 0, 1]), ({}, [0, 1, 0, 1, 0, 1])):
         model = models.Weights((64,), (64,))
         optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 1.0), send_budget=0.5, **options)
@@ -763,8 +763,8 @@ def damaged():
     good = copy.deepcopy(optimizer.state_dict())
     own = good["local_updates"]
     third, fourth = own["under_way"]
-    parts, update = third["parts"], third["update"]
-    assert third["step"] == 3 and parts and third["answer"] is None and own["applied"] == 2
+    fragments, update = third["fragments"], third["update"]
+    assert third["step"] == 3 and fragments and third["answer"] is None and own["applied"] == 2
     assert fourth["step"] == 4 and fourth["update"] is None and fourth["momentum"].numel() == fourth["rounding"].numel() > 0
 
     def bits():
@@ -781,8 +781,8 @@ def damaged():
     def last(**changes):
         return put(under_way=[third, {**fourth, **changes}])
 
-    def answer_bytes(parts):
-        return lamina.payload_bytes(optimizer.backend.fragments, [part for part in parts if part % 2 == rank], "int8") + 1
+    def answer_bytes(fragments):
+        return lamina.payload_bytes(optimizer.backend.fragments, [fragment for fragment in fragments if fragment % 2 == rank], "int8") + 1
 
     before = bits()
     for message, change in [
@@ -825,21 +825,21 @@ def damaged():
             ("not all there", put(under_way=[fourth])),
             ("are not steps from 3 to 4", put(under_way=[fourth, third])),
             ("are not steps from 3 to 4", under_way(step=2)),
-            ("are not steps from 3 to 4", put(under_way=[{"step": 3, "parts": parts}, fourth])),
+            ("are not steps from 3 to 4", put(under_way=[{"step": 3, "fragments": fragments}, fourth])),
             ("'memory' is not step 2", lambda state: (put(applied=1)(state), under_way(step=2)(state))),
-            ("of step 3 are no parts", under_way(parts=[len(optimizer._parts.sizes)])),
-            ("of step 3 are no parts", under_way(parts=parts + parts[-1:])),
+            ("of step 3 are no fragments", under_way(fragments=[len(optimizer._fragments.sizes)])),
+            ("of step 3 are no fragments", under_way(fragments=fragments + fragments[-1:])),
             ("of step 3 has another size", under_way(update=update[1:])),
             ("of step 3 has another size", under_way(update=None)),
             ("of step 3 has another size", under_way(answer=fourth["answer"])),
-            ("of step 3 is at another point of its way", under_way(update=None, answer=torch.zeros(answer_bytes(parts), dtype=torch.uint8))),
+            ("of step 3 is at another point of its way", under_way(update=None, answer=torch.zeros(answer_bytes(fragments), dtype=torch.uint8))),
             ("of step 4 is at another point of its way",
-             last(answer=None, update=torch.zeros(sum(optimizer.backend.fragments.sizes[part] for part in fourth["parts"])))),
+             last(answer=None, update=torch.zeros(sum(optimizer.backend.fragments.sizes[fragment] for fragment in fourth["fragments"])))),
             ("of step 4 has another size", last(answer=fourth["answer"][1:])),
             ("of step 4 has another size, or cannot be", last(answer=torch.full_like(fourth["answer"], 255))),
             ("of step 4 has another size, or cannot be", last(answer=torch.cat([fourth["answer"][:-1], torch.tensor([2]).byte()]))),
             ("'step' is True", put(step=True)),
-            ("a part of step 4 is under way of an earlier one", put(under_way=[third, {**fourth, "parts": third["parts"]}])),
+            ("a fragment of step 4 is under way of an earlier one", put(under_way=[third, {**fourth, "fragments": third["fragments"]}])),
             ("of step 4 has another size", last(rounding=fourth["rounding"][1:])),
             ("of step 4 has another size", last(momentum=torch.empty(0))),
             ("'momentum' of what is under way of step 4 has another type", last(momentum=None)),
@@ -977,7 +977,7 @@ def test_parameters_of_any_order_and_frozen_ones():
 
 
 def laid_out_otherwise():
-    """In memory: then a part is of other elements."""
+    """In memory: then a fragment is of other elements."""
     rank = dist.get_rank()
 
     def wrapped(size, memory_format=torch.contiguous_format):

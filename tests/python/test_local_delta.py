@@ -8,7 +8,7 @@ import lamina
 
 
 class Workers:
-    """Local updates once more, by numpy and word for word: score selects one part after the other as far as they fit."""
+    """Local updates once more, by numpy and word for word: score selects one fragment after the other as far as they fit."""
 
     def __init__(self, world, sizes, budget, rate, momentum, waits=True):
         self.sizes, self.rate, self.momentum, self.waits = sizes, rate, momentum, waits
@@ -23,21 +23,21 @@ class Workers:
         products = [value * (t - came) if self.waits else value for value, came in zip(values, self.came)]
         self.allowance = min(self.allowance + self.share, self.share + max(self.sizes))
         sent, left = [], self.allowance
-        for part in sorted(range(len(self.sizes)), key=lambda l: -products[l]):
-            left -= self.sizes[part]
-            if left < 0 or products[part] == 0:
+        for fragment in sorted(range(len(self.sizes)), key=lambda l: -products[l]):
+            left -= self.sizes[fragment]
+            if left < 0 or products[fragment] == 0:
                 break
-            sent.append(part)
-        self.allowance -= sum(self.sizes[part] for part in sent)
-        for part in sent:
-            deltas = [self.x[part] - y[part] for y in self.y]
+            sent.append(fragment)
+        self.allowance -= sum(self.sizes[fragment] for fragment in sent)
+        for fragment in sent:
+            deltas = [self.x[fragment] - y[fragment] for y in self.y]
             mean = np.mean(deltas, axis=0)
-            self.m[part] = self.momentum * self.m[part] + mean
-            d = self.rate * (mean + self.momentum * self.m[part])
-            self.x[part] = (self.x[part] - d).astype(np.float32)
+            self.m[fragment] = self.momentum * self.m[fragment] + mean
+            d = self.rate * (mean + self.momentum * self.m[fragment])
+            self.x[fragment] = (self.x[fragment] - d).astype(np.float32)
             for y, r in zip(self.y, deltas):
-                y[part] = (y[part] + r - d).astype(np.float32)
-            self.came[part] = t
+                y[fragment] = (y[fragment] + r - d).astype(np.float32)
+            self.came[fragment] = t
         return sorted(sent)
 
 
@@ -69,7 +69,7 @@ def test_local_updates_are_those_of_the_literal_method(world, waits):
             packed.append(np.empty(worker.sent_elements, np.float32))
             worker.pack(x[w], y[w], packed[w])
             worker.commit()
-        waited = max([waited, *(t - literal.came[part] for part in sent)])
+        waited = max([waited, *(t - literal.came[fragment] for fragment in sent)])
         assert sent == literal.step(t), t
         mean = np.mean(packed, axis=0, dtype=np.float32)
         for w, worker in enumerate(workers):
@@ -101,9 +101,9 @@ def test_frames_say_what_is_packed(payload, value):
     worker.observe_all(x, y)
     difference = np.concatenate(x) - np.concatenate(y)
     cut = np.split(difference, [4096, 5000])
-    expected = {"mean_abs": [np.abs(part).mean() for part in cut],
-                "root_mean_square": [np.sqrt((part ** 2).mean()) for part in cut],
-                "l2_norm": [np.sqrt((part ** 2).sum()) for part in cut]}[value]
+    expected = {"mean_abs": [np.abs(fragment).mean() for fragment in cut],
+                "root_mean_square": [np.sqrt((fragment ** 2).mean()) for fragment in cut],
+                "l2_norm": [np.sqrt((fragment ** 2).sum()) for fragment in cut]}[value]
     assert worker.values().tolist() == pytest.approx(expected, rel=1e-5)
     sent = worker.select()
     assert 0 < len(sent) <= 3
@@ -150,7 +150,7 @@ def test_saved_and_resumed_with_a_step_under_way():
         np.testing.assert_array_equal(own, other)
 
 
-def test_one_that_joins_or_loses_a_step_holds_the_same_parts():
+def test_one_that_joins_or_loses_a_step_holds_the_same_fragments():
     worker, x, y = drifting(drop_ratio=0)
     worker.observe_all(x, y)
     worker.encode(x, y)
@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_named():
         worker.observe_all(x, y)
     assert worker.step == 0
     outer = lamina.OuterOptimizer(worker.fragments, momentum=0.5)
-    with pytest.raises(ValueError, match="mean has 3 elements, the parts 70"):
+    with pytest.raises(ValueError, match="mean has 3 elements, the fragments 70"):
         outer([2], np.zeros(3, np.float32))
     with pytest.raises(IndexError):
         outer([3], np.zeros(3, np.float32))

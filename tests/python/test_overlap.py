@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The hook with overlap=True: parts chosen a step ahead, and allreduces that start in the backward pass."""
+"""The hook with overlap=True: fragments chosen a step ahead, and allreduces that start in the backward pass."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def against_workers(options, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "fragment_elements": 4096},
                                      {"drop_ratio": 0.8, "momentum": 0.5}, {"send_budget": 0.2, "at_least_every": 7}],
-                         ids=["whole", "parts", "momentum", "budget"])
+                         ids=["whole", "fragments", "momentum", "budget"])
 def test_every_gradient_is_that_of_workers_that_wait_for_the_end(options, backend):
     ranks.run(2, against_workers, options, backend)
 

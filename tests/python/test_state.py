@@ -499,8 +499,8 @@ def told_of_large_layers():
                             "step; fragment_elements=4096 decides it in smaller fragments")
     assert warnings(uneven(), drop_ratio=0.75) == []  # four times the share
     assert warnings(uneven(), send_budget=0.25) == [] and len(warnings(uneven(), send_budget=0.2)) == len(by_rank(0))
-    parts = warnings(uneven(), drop_ratio=0.9, fragment_elements=8192)
-    assert [line.split(" and goes")[0] for line in parts] == by_rank("a fragment of 'all.0' has 82 % of the elements")
+    fragments = warnings(uneven(), drop_ratio=0.9, fragment_elements=8192)
+    assert [line.split(" and goes")[0] for line in fragments] == by_rank("a fragment of 'all.0' has 82 % of the elements")
     assert warnings(uneven(), drop_ratio=0.99, fragment_elements=4096) == []  # there is no smaller one
     assert warnings(models.Weights((4096,), (1,)), drop_ratio=0.99) == []
     large = warnings(models.Weights((200_000,), (461_000,)), drop_ratio=0.9)  # 66,100 elements are to go out

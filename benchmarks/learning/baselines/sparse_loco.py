@@ -16,7 +16,7 @@ AVERAGES = {"senders": lambda senders, workers: senders.clamp(min=1), "workers":
 
 UNSENT = {"outside": False, "within": True}
 INT4 = PAYLOADS["int4"]
-SENDS = {"elements": False, "parts": True}
+SENDS = {"elements": False, "fragments": True}
 ANSWERS = {"relayed": False, "rounded": True}
 
 
@@ -40,7 +40,7 @@ class SparseLoco(Shared):
         self.replicas = Replicas(task, row, row.workers)
         self.average = named(AVERAGES, row, "averaged")
         self.stays_within, self.is_rounded = named(UNSENT, row, "unsent"), named(ANSWERS, row, "answer")
-        self.sends_parts = named(SENDS, row, "sends")
+        self.sends_fragments = named(SENDS, row, "sends")
         self.shared = self.replicas.y[0].clone()
         self.unanswered = torch.zeros_like(self.shared)  # what rounding took of the server's replies
         self.left = torch.zeros_like(self.replicas.y)
@@ -79,11 +79,11 @@ class SparseLoco(Shared):
 
     def sent(self, numbers):
         """What arrives of (R, N), zeros where nothing is sent."""
-        if self.sends_parts:
-            return self.parts_of(numbers)
+        if self.sends_fragments:
+            return self.fragments_of(numbers)
         return torch.cat([self.sent_of(layer) for layer in torch.split(numbers, self.layers, dim=1)], dim=1)
 
-    def parts_of(self, numbers):
+    def fragments_of(self, numbers):
         """The same of fragments: each has the value of four bytes that chooses it."""
         pieces = torch.split(numbers, self.chunks, dim=1)
         values = torch.stack([piece.abs().mean() for piece in pieces])

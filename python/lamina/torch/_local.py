@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
     from lamina.torch._options import Choice
 
-FORMAT = 5  # of what state_dict() has under 'local_updates'
+FORMAT = 6  # of what state_dict() has under 'local_updates'
 _LONGEST_DELAY = 64
 Exchange = Union[CpuExchange, DeviceExchange]  #: what makes the numbers: bitwise identical on both
 
@@ -107,8 +107,8 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         self.backend: Exchange = (CpuExchange(self._layout, self.options, **told) if self._own.uses_cpu
                                   else DeviceExchange(self._layout, self.options, device=self._own.device, **told))
         self._found: Optional[Later] = None  # by the last exchange on a device
-        self._parts = self.backend.fragments
-        self._sizes = self._parts.sizes
+        self._fragments = self.backend.fragments
+        self._sizes = self._fragments.sizes
         self.totals = Totals()
         self._last: Optional[StepReport] = None  # once it was asked for
         self._evaluates = False
@@ -256,7 +256,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
         """The last exchange. On a device it waits for it."""
         if self._last is None and (sent := self.backend.last_sent) is not None:
             step, fragments, elements, threshold = sent
-            self._last = StepReport(step, False, threshold, len(self._sizes), fragments, self._parts.elements, elements,
+            self._last = StepReport(step, False, threshold, len(self._sizes), fragments, self._fragments.elements, elements,
                                     self._own.dense_bytes, self.backend.sent_bytes, 0, {})
         return self._last
 
@@ -278,7 +278,7 @@ class LocalUpdates(torch.optim.Optimizer, Joinable):  # type: ignore[misc, unuse
             self._meet("finish")
             self.backend.finish()
             self.backend.set_all(self._average())
-        self.totals = dataclasses.replace(self.totals, sent_bytes=self.totals.sent_bytes + 4 * self._parts.elements)
+        self.totals = dataclasses.replace(self.totals, sent_bytes=self.totals.sent_bytes + 4 * self._fragments.elements)
 
     def _average(self) -> List[torch.Tensor]:
         average = self.backend.average()

@@ -180,7 +180,7 @@ class CpuExchange:
                 "memory": torch.frombuffer(bytearray(self.core.save()), dtype=torch.uint8),
                 "momentum": self.owned.momentum.clone(), "rounding": self.owned.rounding.clone(),
                 "shared": [each.clone() for each in self.shared], "local": [each.clone() for each in self._own.flat],
-                "under_way": [{"step": going.step, "parts": list(going.parts), **{name: _cloned(getattr(going, name)) for name in _KEPT}}
+                "under_way": [{"step": going.step, "fragments": list(going.fragments), **{name: _cloned(getattr(going, name)) for name in _KEPT}}
                               for going in self.under_way]}
 
     def own_slices(self, whole: torch.Tensor) -> torch.Tensor:
@@ -211,28 +211,28 @@ class CpuExchange:
         require(isinstance(saved["under_way"], list) and again.steps_under_way == len(saved["under_way"]),
                 "what is under way is not all there")
         require(applied <= step, f"'applied' is {applied}, of {step} steps")
-        last, going_parts = applied, cast(Set[int], set())
+        last, going_fragments = applied, cast(Set[int], set())
         for each in saved["under_way"]:
-            require(isinstance(each, dict) and each.keys() == {"step", "parts", *_KEPT} and is_count(each["step"])
+            require(isinstance(each, dict) and each.keys() == {"step", "fragments", *_KEPT} and is_count(each["step"])
                     and last < each["step"] <= step, f"what is under way are not steps from {applied + 1} to {step}, in their order")
             last = each["step"]
             try:
                 again.abandon(last)
             except RuntimeError as error:
                 raise ValueError(f"what is under way in 'memory' is not step {last}") from error
-            self._check_going(each, step, going_parts)
+            self._check_going(each, step, going_fragments)
 
     def _core_of(self, saved: Dict[str, Any]) -> Any:
         core = lamina.LocalDelta(self.layout, fragment_elements=self._fragment_elements, error_feedback=self._error_feedback)
         core.load(memoryview(saved["memory"].cpu().contiguous().numpy()))
         return core
 
-    def _check_going(self, each: Dict[str, Any], step: int, going_parts: Set[int]) -> None:
-        which, parts, sizes = each["step"], each["parts"], self.fragments.sizes
-        require(isinstance(parts, list) and all(is_count(part) and part < len(sizes) for part in parts)
-                and all(one < other for one, other in zip(parts, parts[1:])), f"what is under way of step {which} are no parts")
-        require(going_parts.isdisjoint(parts), f"a part of step {which} is under way of an earlier one, too")
-        going_parts.update(parts)
+    def _check_going(self, each: Dict[str, Any], step: int, going_fragments: Set[int]) -> None:
+        which, fragments, sizes = each["step"], each["fragments"], self.fragments.sizes
+        require(isinstance(fragments, list) and all(is_count(fragment) and fragment < len(sizes) for fragment in fragments)
+                and all(one < other for one, other in zip(fragments, fragments[1:])), f"what is under way of step {which} are no fragments")
+        require(going_fragments.isdisjoint(fragments), f"a fragment of step {which} is under way of an earlier one, too")
+        going_fragments.update(fragments)
         for name in _KEPT:
             require(each[name] is None and name in ("answer", "update")
                     or is_flat(each[name], torch.uint8 if name == "answer" else torch.float32),
@@ -241,7 +241,7 @@ class CpuExchange:
                     f"'{name}' of what is under way of step {which} is not finite")
         going = _under_way_of(each)
         require(self.owned.check_under_way(going), f"what is under way of step {which} has another size, or cannot be")
-        is_handed_on = which <= step - self.delay // 2 or not any(sizes[part] for part in parts)
+        is_handed_on = which <= step - self.delay // 2 or not any(sizes[fragment] for fragment in fragments)
         require((going.update is not None) == is_handed_on, f"what is under way of step {which} is at another point of its way")
 
     def load(self, saved: Dict[str, Any]) -> None:
@@ -255,7 +255,7 @@ class CpuExchange:
 
 
 def _under_way_of(saved: Dict[str, Any]) -> UnderWay:
-    return UnderWay(saved["step"], list(saved["parts"]), **{name: _cloned(saved[name]) for name in _KEPT})
+    return UnderWay(saved["step"], list(saved["fragments"]), **{name: _cloned(saved[name]) for name in _KEPT})
 
 
 def _cloned(tensor: Optional[torch.Tensor]) -> Any:

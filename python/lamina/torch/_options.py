@@ -27,7 +27,7 @@ class Choice(TypedDict, total=False):
     value: lamina.Value
 
 
-_SMALLEST_PART, _USUAL_PART = 4096, 65536
+_SMALLEST_FRAGMENT, _USUAL_FRAGMENT = 4096, 65536
 _COARSE = 4  # a layer of so many times the share to send is told of: it sets what a step sends, and not the ratio
 
 
@@ -61,9 +61,9 @@ def warn_of_large_layers(names: Sequence[str], shapes: Sequence[Sequence[int]], 
     elements = min(sizes[largest], options.fragment_elements or sizes[largest])
     of_all = elements / max(sum(sizes), 1)
     share = share_to_send(options)
-    if elements <= _SMALLEST_PART or of_all <= _COARSE * share * (1 + 1e-9):
+    if elements <= _SMALLEST_FRAGMENT or of_all <= _COARSE * share * (1 + 1e-9):
         return
-    part = _USUAL_PART if _USUAL_PART <= share * sum(sizes) else _SMALLEST_PART
+    fragment = _USUAL_FRAGMENT if _USUAL_FRAGMENT <= share * sum(sizes) else _SMALLEST_FRAGMENT
     logger.warning("%s '%s' has %.0f %% of the elements and goes out whole or not at all, where %.2g %% of them are to go out in a step; "
                    "fragment_elements=%d decides it in smaller fragments", "a fragment of" if elements < sizes[largest] else "layer", names[largest],
-                   100 * of_all, 100 * share, part)
+                   100 * of_all, 100 * share, fragment)

@@ -18,7 +18,7 @@ class UnderWay:
     from the owners, then as the update."""
 
     step: int
-    parts: List[int]
+    fragments: List[int]
     work: Any = None  # of the half that is on its way
     received: Optional[torch.Tensor] = None  # by that half
     answer: Optional[torch.Tensor] = None  # the bytes of what all subtract of this rank's fragments, and a last one: 1 for a failure
@@ -39,7 +39,7 @@ class ShardOwners:
     goes to all as payload; what rounding takes away of that stays here, and comes later. So the update is bitwise identical on all ranks,
     those that one server would have made, and each rank sends and receives 2 (W - 1) / W of a payload in the mean, whatever W is.
 
-    Nothing has happened to the outer optimizer until applied(): what was abandoned can be forgotten. Parts under way are not sent again,
+    Nothing has happened to the outer optimizer until applied(): what was abandoned can be forgotten. Fragments under way are not sent again,
     so that steps do not meet.
 
     Source: the owners' reduce-scatter and allgather of an allreduce (Rabenseifner 2004), with docs/algorithm.md, Local updates.
@@ -56,30 +56,30 @@ class ShardOwners:
         fresh = self._outer_optimizer(list(self._begins))
         self.momentum, self.rounding = (_floats(len(each)).zero_() for each in (fresh.momentum(), fresh.rounding()))
 
-    def _shard(self, owner: int, parts: List[int]) -> List[int]:
-        return [part for part in parts if part % self._world_size == owner]
+    def _shard(self, owner: int, fragments: List[int]) -> List[int]:
+        return [fragment for fragment in fragments if fragment % self._world_size == owner]
 
-    def _sizes_of(self, parts: List[int]) -> List[int]:
-        return [self._sizes[part] for part in parts]
+    def _sizes_of(self, fragments: List[int]) -> List[int]:
+        return [self._sizes[fragment] for fragment in fragments]
 
     def _outer_optimizer(self, shard: List[int]) -> lamina.OuterOptimizer:
-        layout = lamina.Layout({str(part): (self._sizes[part],) for part in shard})
+        layout = lamina.Layout({str(fragment): (self._sizes[fragment],) for fragment in shard})
         return lamina.OuterOptimizer(layout, payload=self._payload, **self._options)
 
     # --- a step, on all ranks in one order ---
 
-    def send(self, step: int, parts: List[int], packed: torch.Tensor) -> Tuple[UnderWay, int]:
-        """Begins the way to the owners of what this rank has of these parts, one behind the other, as its payload can say it; and the
+    def send(self, step: int, fragments: List[int], packed: torch.Tensor) -> Tuple[UnderWay, int]:
+        """Begins the way to the owners of what this rank has of these fragments, one behind the other, as its payload can say it; and the
         bytes of it."""
-        going = UnderWay(step, parts)
+        going = UnderWay(step, fragments)
         if packed.numel() == 0:
             going.update = packed
             return going, 0
-        of_part = dict(zip(parts, torch.split(packed, self._sizes_of(parts))))
+        of_fragment = dict(zip(fragments, torch.split(packed, self._sizes_of(fragments))))
         pieces = []
         for owner in range(self._world_size):
-            shard = self._shard(owner, parts)
-            elements = _joined([of_part[part] for part in shard])
+            shard = self._shard(owner, fragments)
+            elements = _joined([of_fragment[fragment] for fragment in shard])
             pieces.append(_tensor_of(lamina.encode_payload(self._fragments, shard, elements, self._payload)))
         own = pieces[self._rank].numel()
         self._exchange(going, pieces, [own] * self._world_size)
@@ -89,7 +89,7 @@ class ShardOwners:
         """Waits for what the others have sent, unless that was done, and makes of it what all will subtract of this rank's fragments."""
         if going.answer is not None or going.update is not None:
             return
-        shard = self._shard(self._rank, going.parts)
+        shard = self._shard(self._rank, going.fragments)
         mean = self._mean_of(shard, self._received(going))
         failed = not self._take_outer(going, shard, mean)
         answer = lamina.encode_payload(self._fragments, shard, mean.zero_() if failed else mean, self._payload)
@@ -101,7 +101,7 @@ class ShardOwners:
             return
         self.answer(going)
         assert going.answer is not None
-        self._exchange(going, [going.answer] * self._world_size, self._bytes_of_answers(going.parts))
+        self._exchange(going, [going.answer] * self._world_size, self._bytes_of_answers(going.fragments))
 
     def settle(self, going: UnderWay) -> None:
         """What can be had without the others doing anything more: the update, if the answers are on their way, or the own answer."""
@@ -111,24 +111,24 @@ class ShardOwners:
             self.answer(going)
 
     def update_of(self, going: UnderWay) -> torch.Tensor:
-        """What all subtract of the parts, one behind the other, once the answers of all owners are there. OverflowError, on all ranks
+        """What all subtract of the fragments, one behind the other, once the answers of all owners are there. OverflowError, on all ranks
         alike, if any owner's is not finite."""
         if going.update is not None:
             return going.update
-        received = torch.split(self._received(going), self._bytes_of_answers(going.parts))
+        received = torch.split(self._received(going), self._bytes_of_answers(going.fragments))
         for owner, answer in enumerate(received):
             if answer[-1] != 0:
                 raise OverflowError(f"LocalUpdates: the sum of what step {going.step} sent is not finite, on rank {owner} of the group")
-        of_part: Dict[int, torch.Tensor] = {}
+        of_fragment: Dict[int, torch.Tensor] = {}
         for owner, answer in enumerate(received):
-            shard = self._shard(owner, going.parts)
-            of_part.update(zip(shard, torch.split(self._decoded(shard, answer[:-1]), self._sizes_of(shard))))
-        going.update, going.answer = _joined([of_part[part] for part in going.parts]), None
+            shard = self._shard(owner, going.fragments)
+            of_fragment.update(zip(shard, torch.split(self._decoded(shard, answer[:-1]), self._sizes_of(shard))))
+        going.update, going.answer = _joined([of_fragment[fragment] for fragment in going.fragments]), None
         return going.update
 
     def applied(self, going: UnderWay) -> None:
         """The update is in the shared parameters: what was made for it of the outer optimizer counts."""
-        shard = self._shard(self._rank, going.parts)
+        shard = self._shard(self._rank, going.fragments)
         for whole, piece in ((self.momentum, going.momentum), (self.rounding, going.rounding)):
             if piece.numel():
                 for to, each in zip(self._places(whole, shard), torch.split(piece, self._sizes_of(shard))):
@@ -139,8 +139,8 @@ class ShardOwners:
         mean over them."""
         if self.rounding.numel():
             fragments = torch.split(elements, self._sizes)
-            for part, kept in zip(self._begins, self._places(self.rounding, self._begins)):
-                fragments[part].add_(kept, alpha=self._world_size)
+            for fragment, kept in zip(self._begins, self._places(self.rounding, self._begins)):
+                fragments[fragment].add_(kept, alpha=self._world_size)
 
     # --- checkpoints ---
 
@@ -154,17 +154,17 @@ class ShardOwners:
 
     def check_under_way(self, going: UnderWay) -> bool:
         """Whether it is what settle() leaves: an answer or an update, and what follows from it here."""
-        elements = sum(self._sizes_of(self._shard(self._rank, going.parts)))
+        elements = sum(self._sizes_of(self._shard(self._rank, going.fragments)))
         return ((going.update is None) != (going.answer is None)
-                and (going.update is None or going.update.numel() == sum(self._sizes_of(going.parts)))
-                and (going.answer is None or self._is_answer(going.answer, going.parts))
+                and (going.update is None or going.update.numel() == sum(self._sizes_of(going.fragments)))
+                and (going.answer is None or self._is_answer(going.answer, going.fragments))
                 and going.momentum.numel() == (elements if self.momentum.numel() else 0)
                 and going.rounding.numel() == (elements if self.rounding.numel() else 0))
 
-    def _is_answer(self, answer: torch.Tensor, parts: List[int]) -> bool:
-        if answer.numel() != self._bytes_of_answers(parts)[self._rank] or answer[-1] > 1:
+    def _is_answer(self, answer: torch.Tensor, fragments: List[int]) -> bool:
+        if answer.numel() != self._bytes_of_answers(fragments)[self._rank] or answer[-1] > 1:
             return False
-        return bool(torch.isfinite(self._decoded(self._shard(self._rank, parts), answer[:-1])).all())
+        return bool(torch.isfinite(self._decoded(self._shard(self._rank, fragments), answer[:-1])).all())
 
     # --- within ---
 
@@ -179,9 +179,9 @@ class ShardOwners:
         assert received is not None
         return received
 
-    def _decoded(self, parts: List[int], given: torch.Tensor) -> torch.Tensor:
-        elements = _floats(sum(self._sizes_of(parts)))
-        lamina.decode_payload(self._fragments, parts, given.contiguous(), self._payload, elements)
+    def _decoded(self, fragments: List[int], given: torch.Tensor) -> torch.Tensor:
+        elements = _floats(sum(self._sizes_of(fragments)))
+        lamina.decode_payload(self._fragments, fragments, given.contiguous(), self._payload, elements)
         return elements
 
     def _mean_of(self, shard: List[int], received: torch.Tensor) -> torch.Tensor:
@@ -208,12 +208,12 @@ class ShardOwners:
         going.momentum, going.rounding = momentum, rounding
         return True
 
-    def _places(self, whole: torch.Tensor, parts: Iterable[int]) -> Iterable[torch.Tensor]:
+    def _places(self, whole: torch.Tensor, fragments: Iterable[int]) -> Iterable[torch.Tensor]:
         """These fragments of this rank's, in what it has of all."""
-        return (whole[self._begins[part]:self._begins[part] + self._sizes[part]] for part in parts)
+        return (whole[self._begins[fragment]:self._begins[fragment] + self._sizes[fragment]] for fragment in fragments)
 
-    def _bytes_of_answers(self, parts: List[int]) -> List[int]:
-        return [lamina.payload_bytes(self._fragments, self._shard(owner, parts), self._payload) + 1
+    def _bytes_of_answers(self, fragments: List[int]) -> List[int]:
+        return [lamina.payload_bytes(self._fragments, self._shard(owner, fragments), self._payload) + 1
                 for owner in range(self._world_size)]
 
 
@@ -223,7 +223,7 @@ def joined_shards(shards: List[torch.Tensor], sizes: List[int]) -> torch.Tensor:
         return _floats(0)
     world_size = len(shards)
     of_rank = [iter(torch.split(shard, sizes[rank::world_size])) for rank, shard in enumerate(shards)]
-    return _joined([next(of_rank[part % world_size]) for part in range(len(sizes))])
+    return _joined([next(of_rank[fragment % world_size]) for fragment in range(len(sizes))])
 
 
 def _floats(elements: int) -> torch.Tensor:

@@ -395,7 +395,7 @@ class LayerDropping:
 
         Raises:
             ValueError: and nothing changed, for a state of another rank, without a common name, with other shapes, strides, number of
-                ranks, parts or momentum, another format, or a residual that is damaged or another rank's. Other options may differ: a
+                ranks, fragments or momentum, another format, or a residual that is damaged or another rank's. Other options may differ: a
                 warning says so, and the new ones count.
         """
         self._require_bound("load_state_dict")

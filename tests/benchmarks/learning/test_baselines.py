@@ -154,7 +154,7 @@ def test_sparseloco_may_leave_what_it_does_not_send_within_the_parameters_or_kee
 
 def test_sparseloco_may_send_whole_fragments():
     """Those of the largest mean magnitude over all workers: the same of each, in 4 bits."""
-    scheme = sparse("averaged=workers left_kept=1 sends=parts share=0.5")
+    scheme = sparse("averaged=workers left_kept=1 sends=fragments share=0.5")
     for step in range(1, 10):
         shared, left = scheme.shared.clone(), scheme.left.clone()
         result = scheme.step(step, RATE)
@@ -370,7 +370,7 @@ def test_one_bit_adam_sends_signs_and_keeps_the_rest():
     ("scheme=scalecom low_pass=0", "low_pass must lie in"),
     ("scheme=sparseloco left_kept=1.1", "left_kept must lie in"),
     ("scheme=sparseloco unsent=lost", "unsent must be one of outside, within, got 'lost'"),
-    ("scheme=sparseloco sends=layers", "sends must be one of elements, parts, got 'layers'"),
+    ("scheme=sparseloco sends=layers", "sends must be one of elements, fragments, got 'layers'"),
     ("scheme=sparseloco answer=late", "answer must be one of relayed, rounded, got 'late'"),
     ("scheme=demo momentum_kept=1", "momentum_kept must lie in"),
     ("scheme=dgc ramp_steps=-1", "ramp_steps must be at least 0"),

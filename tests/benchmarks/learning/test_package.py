@@ -28,7 +28,7 @@ def as_the_study(text):
         return [each.reshape(shape) for each, shape in zip(torch.split(numbers, [torch.Size(shape).numel() for shape in shapes]), shapes)]
 
     parameters = [torch.nn.Parameter(each.clone()) for each in cut(scheme.task.begin)]
-    local = LocalUpdates(torch.optim.SGD(parameters, RATE), send_budget=1 / scheme.choice.period, fragment_elements=row.part,
+    local = LocalUpdates(torch.optim.SGD(parameters, RATE), send_budget=1 / scheme.choice.period, fragment_elements=row.fragment,
                          payload=row.payload, error_feedback=bool(row.error_feedback), delay=row.delay, outer_rate=row.outer_rate, outer_momentum=row.outer_momentum,
                          by_score=bool(row.age_power))
     sent = 0

@@ -152,7 +152,7 @@ def test_momentum_of_fragments_that_are_not_sent_stands_still():
 @pytest.mark.parametrize("text", ["scheme=dense", "scheme=gradients drop_ratio=0.5 payload=int4",
                                   "scheme=gradients held_back=nothing clipped=gradients", "scheme=powersgd",
                                   "scheme=sparseloco interval=3 top=8", "scheme=sparseloco interval=3 top=8 unsent=within answer=rounded",
-                                  "scheme=sparseloco interval=3 sends=parts share=0.5",
+                                  "scheme=sparseloco interval=3 sends=fragments share=0.5",
                                   "scheme=dgc ramp_steps=8 optimizer=sgd correction=0.5", "scheme=scalecom share=0.1 low_pass=0.5", "scheme=demo top=8",
                                   "scheme=onebit dense_steps=3",
                                   "scheme=local payload=int4 delay=3 traffic=0.4", "scheme=levels traffic=0.2 period=1.5", "scheme=levels code=top traffic=0.2",
