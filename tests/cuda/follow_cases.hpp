@@ -236,7 +236,7 @@ void for_each_follow_case(const Execution& execution, const visitor& visit) {
   }
   visit("layers of every size",
         [&] { follows_the_cpu<float, float>(execution, {.sizes = telling_sizes(), .moves = true}); });
-  visit("a layer of more than 1,024 blocks", [&] {
+  visit("at scale: a layer of more than 1,024 blocks", [&] {
     follows_the_cpu<float, float>(execution, {.options = plain, .steps = 2, .sizes = {4'500'000, 1, 70'000}});
   });
   for (const std::size_t layers : {1024U, 1025U}) {

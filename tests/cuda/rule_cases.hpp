@@ -190,7 +190,7 @@ void for_each_rule_case(const Execution& execution, const visitor& visit) {
     visit("rules over " + std::to_string(layers) + " layers",
           [&, layers] { decides_by_rules(execution, layers); });
   }
-  visit("rules over 100,000 layers", [&] { decides_among_many(execution); });
+  visit("at scale: rules over 100,000 layers", [&] { decides_among_many(execution); });
 }
 
 }  // namespace lamina_test
