@@ -6,6 +6,8 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <optional>
 
 #include "lamina/bounded/control.hpp"
 #include "lamina/detail/abi.hpp"
@@ -106,9 +108,8 @@ class pacer {
   [[nodiscard]] instant when(instant now, double rate, std::size_t bits) noexcept {
     const double most = (std::max)(8 * packet_bits_, rate / 1000);
     const double seconds = std::chrono::duration<double>(now - refilled_at_).count();
-    tokens_ = is_new_ ? most : (std::min)(most, tokens_ + (std::max)(seconds, 0.0) * rate);
+    tokens_ = (std::min)(most, tokens_ + (std::max)(seconds, 0.0) * rate);
     refilled_at_ = now;
-    is_new_ = false;
     const double missing = static_cast<double>(bits) - tokens_;
     if (missing <= 0) return now;
     return now + instant(static_cast<instant::rep>(missing / rate * 1e9) + 1);
@@ -117,9 +118,8 @@ class pacer {
 
  private:
   double packet_bits_;
-  double tokens_ = 0;
+  double tokens_ = (std::numeric_limits<double>::max)();  // the first call cuts it to the bucket
   instant refilled_at_{};
-  bool is_new_ = true;
 };
 
 /// How long packets wait in queues: arrival less `sent at`, less the least of that over the last 10 s. The clocks of the two ends need
@@ -128,10 +128,9 @@ class queueing_delay {
  public:
   void add(std::uint32_t sent_at, instant now) noexcept {
     const std::uint32_t way = wire_microseconds(now) - sent_at;
-    if (!has_reference_) reference_ = way;
-    has_reference_ = true;
+    if (!reference_) reference_ = way;
     // Modulo 2^32: what differs is what counts.
-    const auto relative = static_cast<std::int32_t>(way - reference_);
+    const auto relative = static_cast<std::int32_t>(way - *reference_);
     const auto second = std::chrono::duration_cast<std::chrono::seconds>(now).count();
     least_of_second& slot = slots_[static_cast<std::size_t>(second) % slots_.size()];
     if (slot.second != second) slot = {second, relative};
@@ -163,8 +162,7 @@ class queueing_delay {
 
   std::array<least_of_second, 10> slots_;
   std::int64_t newest_ = 0;
-  bool has_reference_ = false;
-  std::uint32_t reference_ = 0;
+  std::optional<std::uint32_t> reference_;
   std::array<std::int32_t, 256> samples_{};
   std::size_t added_ = 0;
 };
