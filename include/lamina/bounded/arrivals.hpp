@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <optional>
 #include <span>
 #include <system_error>
@@ -32,7 +31,6 @@ class arrivals {
       : grid_(grid),
         kind_(kind),
         most_bound_ppm_(bound_ppm),
-        places_(grid.fragments().layers()),
         states_(grid.fragments().layers()),
         received_(grid),
         required_(grid) {}
@@ -42,33 +40,32 @@ class arrivals {
   std::error_code open(const begin_body& begin) {
     missing_ = missing_required_ = beyond_bound_ = 0;
     if (const std::error_code bad = place(begin)) return bad;
-    received_.clear();
-    required_.clear();
+    received_.fill(std::byte{0});
+    required_.fill(std::byte{0});
     std::error_code bad;
     begin.for_each_required([&](std::uint32_t fragment, std::uint32_t index) {
-      if (places_[fragment] == nowhere) {
+      fragment_state& state = states_[fragment];
+      if (state.place == nowhere) {
         // What a gradient lost is in the residual of its sender.
         if (kind_ != frame_kind::parameters || grid_.type() != payload_type::as_is) bad = errc::no_such_chunk;
-        states_[fragment].is_repaired = true;
-        places_[fragment] = bytes_ = (bytes_ + 7) / 8 * 8;
+        state.is_repaired = true;
+        state.place = bytes_ = (bytes_ + 7) / 8 * 8;
         bytes_ += grid_.fragment_bytes(fragment);
       }
-      if (states_[fragment].is_repaired) ++missing_;
+      if (state.is_repaired) ++missing_;
       required_.add(fragment, index);
       ++missing_required_;
     });
     if (bad) return bad;
-    if (capacity_ < bytes_) {
-      buffer_.reset();  // so that there are never two
-      capacity_ = 0;
-      buffer_ = std::make_unique_for_overwrite<std::byte[]>(bytes_);  // freeze() zeroes what does not arrive
-      capacity_ = bytes_;
+    if (buffer_.size() < bytes_) {
+      buffer_ = std::vector<std::byte>();  // so that there are never two
+      buffer_.resize(bytes_);
     }
-    std::memcpy(buffer_.get(), begin.prefix.data(), begin.prefix.size());
+    std::memcpy(buffer_.data(), begin.prefix.data(), begin.prefix.size());
     selection sent(grid_.fragments());
     for (std::size_t fragment = 0; fragment < states_.size(); ++fragment) {
       fragment_state& state = states_[fragment];
-      if (places_[fragment] == nowhere || state.is_repaired) continue;
+      if (!is_in_frame(fragment)) continue;
       sent.send(fragment);
       state.missing = grid_.chunks(fragment);
       state.allowed = allowed_losses(begin.bound_ppm, state.missing);
@@ -83,15 +80,15 @@ class arrivals {
   [[nodiscard]] bool expects(std::uint32_t fragment, std::uint32_t index) const noexcept {
     return is_in_frame(fragment) || required_.has(fragment, index);
   }
-  [[nodiscard]] bool is_in_frame(std::uint32_t fragment) const noexcept {
-    return places_[fragment] != nowhere && !states_[fragment].is_repaired;
+  [[nodiscard]] bool is_in_frame(std::size_t fragment) const noexcept {
+    return states_[fragment].place != nowhere && !states_[fragment].is_repaired;
   }
   /// Copies a chunk that is expected to its place, if it has not come before: whether it had not.
   bool place(std::uint32_t fragment, std::uint32_t index, std::span<const std::byte> data) noexcept {
     if (received_.has(fragment, index)) return false;
     received_.add(fragment, index);
     for (const auto piece : grid_.pieces(fragment, index)) {
-      if (piece.bytes > 0) std::memcpy(at(fragment) + piece.begin, data.data(), piece.bytes);
+      std::ranges::copy(data.first(piece.bytes), bytes_of(fragment, piece).begin());
       data = data.subspan(piece.bytes);
     }
     --missing_;
@@ -112,7 +109,7 @@ class arrivals {
       for (std::uint32_t i = 0; i < grid_.chunks(fragment); ++i) {
         if (received_.has(fragment, i)) continue;
         for (const auto piece : grid_.pieces(fragment, i))
-          std::memset(at(fragment) + piece.begin, 0, piece.bytes);
+          std::ranges::fill(bytes_of(fragment, piece), std::byte{0});
         arrived_->lose(fragment, i);
       }
     }
@@ -120,16 +117,13 @@ class arrivals {
 
   /// The list of a WANTED: all missing chunks of every fragment beyond its bound, and required ones that are missing.
   void write_wanted(control_writer& to) const {
-    const auto byte_of = [&](std::size_t fragment, std::size_t i) {
+    const auto is_listed = [&](std::size_t fragment) {
+      return is_beyond(fragment) || !detail::has_all(received_.bits(fragment), required_.bits(fragment));
+    };
+    write_list(to, is_listed, [&](std::size_t fragment, std::size_t i) {
       const auto missing = ~received_.bits(fragment)[i];
       return missing & (is_beyond(fragment) ? chunk_mask(fragment, i) : required_.bits(fragment)[i]);
-    };
-    const auto is_listed = [&](std::size_t fragment) {
-      std::size_t i = 0;
-      while (i < grid_.bitmap_bytes(fragment) && byte_of(fragment, i) == std::byte{0}) ++i;
-      return i < grid_.bitmap_bytes(fragment);
-    };
-    write_list(to, is_listed, byte_of);
+    });
   }
   /// The list of a STOP: of each fragment that misses chunks, those that have arrived.
   void write_received(control_writer& to) const {
@@ -141,7 +135,7 @@ class arrivals {
   /// What the last transfer that was opened brought, once it is frozen.
   [[nodiscard]] const delivery& arrived() const noexcept { return *arrived_; }
   /// Prefix and payload, holes being zeros.
-  [[nodiscard]] std::span<const std::byte> frame() const noexcept { return {buffer_.get(), frame_bytes_}; }
+  [[nodiscard]] std::span<const std::byte> frame() const noexcept { return {buffer_.data(), frame_bytes_}; }
   /// What came of layers that are not in the frame, a chunk each.
   [[nodiscard]] std::vector<repair> repairs() const {
     std::vector<repair> all;
@@ -150,7 +144,8 @@ class arrivals {
       for (std::uint32_t i = 0; i < grid_.chunks(fragment); ++i) {
         if (!required_.has(fragment, i)) continue;
         const auto piece = grid_.pieces(fragment, i)[0];
-        all.push_back({fragment, grid_.begin(i), {at(fragment) + piece.begin, piece.bytes}});
+        const auto elements = std::span(buffer_).subspan(states_[fragment].place + piece.begin, piece.bytes);
+        all.push_back({fragment, grid_.begin(i), elements});
       }
     }
     return all;
@@ -160,14 +155,14 @@ class arrivals {
   static constexpr std::size_t nowhere = static_cast<std::size_t>(-1);
 
   struct fragment_state {
-    std::uint32_t missing = 0;  // of a fragment in the frame
+    std::size_t place = nowhere;  // in the buffer
+    std::uint32_t missing = 0;    // of a fragment in the frame
     std::uint32_t allowed = 0;
     bool is_repaired = false;  // not in the frame
   };
 
   // The checks of decode() that the prefix alone allows, and where each fragment of the frame will lie.
   std::error_code place(const begin_body& begin) {
-    std::ranges::fill(places_, nowhere);
     std::ranges::fill(states_, fragment_state{});
     const layout& fragments = grid_.fragments();
     if (begin.bound_ppm > most_bound_ppm_) return errc::bound_too_large;
@@ -199,7 +194,7 @@ class arrivals {
     for (std::size_t bit = 0; bit < 8 * bitmap.size(); ++bit) {
       if (!detail::has_bit(bitmap, bit)) continue;
       if (bit >= fragments.layers() || fragments.sizes()[bit] == 0) return errc::bad_presence;
-      places_[bit] = bytes_;
+      states_[bit].place = bytes_;
       bytes_ += grid_.fragment_bytes(bit);
     }
     frame_bytes_ = bytes_;
@@ -207,8 +202,8 @@ class arrivals {
     return {};
   }
 
-  [[nodiscard]] std::byte* at(std::size_t fragment) const noexcept {
-    return buffer_.get() + places_[fragment];
+  std::span<std::byte> bytes_of(std::size_t fragment, const chunk_grid::piece& piece) noexcept {
+    return std::span(buffer_).subspan(states_[fragment].place + piece.begin, piece.bytes);
   }
   [[nodiscard]] bool is_beyond(std::size_t fragment) const noexcept {
     return states_[fragment].missing > states_[fragment].allowed;
@@ -238,16 +233,14 @@ class arrivals {
   chunk_grid grid_;
   frame_kind kind_;
   std::uint32_t most_bound_ppm_;
-  std::vector<std::size_t> places_;  // of each fragment in the buffer, or nowhere
   std::vector<fragment_state> states_;
   detail::chunk_set received_;
   detail::chunk_set required_;
   std::size_t missing_ = 0;  // chunks, repairs included
   std::size_t missing_required_ = 0;
   std::size_t beyond_bound_ = 0;  // fragments
-  std::unique_ptr<std::byte[]> buffer_;
-  std::size_t capacity_ = 0;
-  std::size_t bytes_ = 0;
+  std::vector<std::byte> buffer_;
+  std::size_t bytes_ = 0;  // of it, in this transfer
   std::size_t frame_bytes_ = 0;
   std::optional<delivery> arrived_;
 };

@@ -170,6 +170,12 @@ namespace detail {
   return ((bits[index / 8] >> (index % 8)) & std::byte{1}) != std::byte{0};
 }
 
+[[nodiscard]] inline bool has_all(std::span<const std::byte> bits,
+                                  std::span<const std::byte> wanted) noexcept {
+  return std::ranges::equal(bits, wanted,
+                            [](std::byte has, std::byte wants) { return (wants & ~has) == std::byte{0}; });
+}
+
 /// Chunks of a grid: of each fragment its bitmap, as it goes over the wire.
 class chunk_set {
  public:
@@ -177,17 +183,14 @@ class chunk_set {
     for (std::size_t fragment = 0; fragment < grid.fragments().layers(); ++fragment)
       bits_.emplace_back(grid.bitmap_bytes(fragment));
   }
-  void clear() noexcept {
-    for (auto& each : bits_) std::ranges::fill(each, std::byte{0});
+  void fill(std::byte bits) noexcept {
+    for (auto& each : bits_) std::ranges::fill(each, bits);
   }
   [[nodiscard]] bool has(std::size_t fragment, std::size_t index) const noexcept {
     return has_bit(bits_[fragment], index);
   }
   void add(std::size_t fragment, std::size_t index) noexcept {
     bits_[fragment][index / 8] |= std::byte{1} << (index % 8);
-  }
-  void remove(std::size_t fragment, std::size_t index) noexcept {
-    bits_[fragment][index / 8] &= ~(std::byte{1} << (index % 8));
   }
   [[nodiscard]] std::span<std::byte> bits(std::size_t fragment) noexcept { return bits_[fragment]; }
   [[nodiscard]] std::span<const std::byte> bits(std::size_t fragment) const noexcept {

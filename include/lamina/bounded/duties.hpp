@@ -129,8 +129,7 @@ class todo_list {
   void assign(const frame_chunks& frame, const obligations& owed) {
     order_ = duties_of(frame, owed);
     duties_ = order_.size();
-    clear();
-    required_.clear();
+    required_.fill(std::byte{0});
     for (const duty& each : order_) required_.add(each.which.fragment, each.which.index);
     for (const chunk& each : frame.in_sending_order()) {
       if (!required_.has(each.fragment, each.index)) order_.push_back({each, nullptr});
@@ -140,52 +139,32 @@ class todo_list {
   [[nodiscard]] std::span<const duty> all() const noexcept { return order_; }
   [[nodiscard]] std::span<const duty> duties() const noexcept { return all().first(duties_); }
 
-  void clear() noexcept {
-    todo_.clear();
-    left_ = next_ = 0;
+  /// Those of one fragment that must arrive.
+  [[nodiscard]] std::span<const std::byte> required(std::uint32_t fragment) const noexcept {
+    return required_.bits(fragment);
   }
-  void add_all() noexcept {
-    for (const duty& each : order_) todo_.add(each.which.fragment, each.which.index);
-    left_ = order_.size();
+
+  /// Begins a round of all chunks, or of those that add() gets.
+  void begin_round(bool has_all) noexcept {
+    todo_.fill(has_all ? std::byte{0xff} : std::byte{0});
+    next_ = 0;
   }
-  /// Chunks of one fragment, of which none is to be sent yet.
   void add(std::uint32_t fragment, std::span<const std::byte> bits) noexcept {
     std::ranges::copy(bits, todo_.bits(fragment).begin());
-    left_ += count_bits(bits);
   }
-  [[nodiscard]] std::size_t left() const noexcept { return left_; }
-
-  /// The next one, of those that are left.
-  [[nodiscard]] const duty& front() noexcept {
-    while (!todo_.has(order_[next_].which.fragment, order_[next_].which.index)) ++next_;
-    return order_[next_];
+  /// The next one of the round, which pop() passes; null if none is left.
+  [[nodiscard]] const duty* front() noexcept {
+    while (next_ < order_.size() && !todo_.has(order_[next_].which.fragment, order_[next_].which.index))
+      ++next_;
+    return next_ < order_.size() ? &order_[next_] : nullptr;
   }
-  void pop() noexcept {
-    const chunk which = front().which;
-    todo_.remove(which.fragment, which.index);
-    --left_;
-  }
-
-  /// Whether the chunks of a fragment that is not in the frame are all repairs.
-  [[nodiscard]] bool are_repairs(std::uint32_t fragment, std::span<const std::byte> bits) const noexcept {
-    return has_all(required_.bits(fragment), bits);
-  }
-  /// Whether all of a fragment that must arrive is among these.
-  [[nodiscard]] bool has_required(std::uint32_t fragment, std::span<const std::byte> bits) const noexcept {
-    return has_all(bits, required_.bits(fragment));
-  }
+  void pop() noexcept { ++next_; }
 
  private:
-  static bool has_all(std::span<const std::byte> all, std::span<const std::byte> wanted) noexcept {
-    return std::ranges::equal(all, wanted,
-                              [](std::byte has, std::byte wants) { return (wants & ~has) == std::byte{0}; });
-  }
-
   std::vector<duty> order_;  // the duties, as they lie in the layout, and then the frame's order
   std::size_t duties_ = 0;
   detail::chunk_set todo_;
   detail::chunk_set required_;
-  std::size_t left_ = 0;
   std::size_t next_ = 0;  // in the order
 };
 

@@ -94,7 +94,7 @@ class bounded_receiver {
   /// to which nothing comes fails here.
   [[nodiscard]] std::span<const std::byte> poll_control(instant now) {
     if (state_ == receiver_state::open && answer_at() <= now && arrivals_.is_within_bound()) freeze(now);
-    if (std::exchange(sends_stop_, false)) return sent(now, stop_);
+    if (!stop_.empty()) return sent(now, std::exchange(stop_, {}));
     if (state_ == receiver_state::open && silent_since_ + longest_silence <= now) {
       ended_by(errc::nothing_arrives);
     }
@@ -162,7 +162,8 @@ class bounded_receiver {
       return error;
     }
     state_ = receiver_state::failed;
-    sends_ready_ = sends_stop_ = has_probe_ = false;
+    sends_ready_ = has_probe_ = false;
+    stop_ = {};
     sends_abort_ = true;
     ticker_.stop();
     return error;
@@ -283,7 +284,6 @@ class bounded_receiver {
     write_report(now);
     arrivals_.write_received(writer_);
     stop_ = writer_.finish(control_type::stop, transfer_, next_round_);
-    sends_stop_ = true;
   }
 
   std::span<const std::byte> write_wanted(bool is_answer, instant now) {
@@ -341,9 +341,8 @@ class bounded_receiver {
   receiver_state state_ = receiver_state::waiting;
   std::error_code failure_;
   bool sends_ready_ = false;
-  bool sends_stop_ = false;
   bool sends_abort_ = false;
-  std::span<const std::byte> stop_;  // in the writer
+  std::span<const std::byte> stop_;  // in the writer: to be sent
 
   std::uint32_t transfer_ = 0;
   std::vector<std::byte> held_;      // a BEGIN that came before release()

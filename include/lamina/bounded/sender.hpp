@@ -85,8 +85,7 @@ class bounded_sender {
     writer_.put(frame.bound_ppm(), static_cast<std::uint32_t>(prefix.size()));
     writer_.put(prefix);
     for (const duty& each : todo_.duties()) writer_.put(each.which.fragment, each.which.index);
-    sends_begin_ = true;
-    sends_probe_ = false;
+    pending_ = writer_.finish(control_type::begin, transfer_, 0);
     transmission_ = round_began_at_ = round_ = stuck_rounds_ = 0;
     last_wanted_ = static_cast<std::size_t>(-1);
     state_ = sender_state::begun;
@@ -99,7 +98,7 @@ class bounded_sender {
   void lose() {
     if (!is_under_way()) return;
     fail(errc::lost);
-    sends_abort_ = false;
+    pending_ = {};
   }
 
   /// READY, REPORT, WANTED, STOP or ABORT of the receiver, as read_control() accepts it. The error is what ended the transfer.
@@ -111,16 +110,9 @@ class bounded_sender {
 
   /// The next message to send, valid until the next call that is not const; empty if there is none now.
   [[nodiscard]] std::span<const std::byte> poll_control(instant now) {
-    if (std::exchange(sends_abort_, false)) {
-      return write_abort(writer_, transfer_, failure_);
-    }
-    if (std::exchange(sends_begin_, false)) {
+    if (!pending_.empty()) {
       ticker_.begin(now);
-      return writer_.finish(control_type::begin, transfer_, 0);
-    }
-    if (std::exchange(sends_probe_, false)) {
-      ticker_.begin(now);
-      return writer_.write(control_type::probe, transfer_, round_, transmission_);
+      return std::exchange(pending_, {});
     }
     if (!waits() || !ticker_.take(now)) return {};
     return writer_.write(control_type::tick, 0, 0);
@@ -129,7 +121,7 @@ class bounded_sender {
   /// The next packet, if one may go out now.
   [[nodiscard]] std::optional<outgoing_packet> next_packet(instant now) {
     if (state_ != sender_state::streaming) return std::nullopt;
-    const duty next = todo_.front();
+    const duty next = *todo_.front();
     const std::size_t data_bytes = grid_.data_bytes(next.which.fragment, next.which.index);
     const std::size_t bits = wire_bits(packet_header_bytes + data_bytes);
     packet_at_ = pacer_.when(now, rate_.bits(), bits);
@@ -142,29 +134,28 @@ class bounded_sender {
     packet.tag = next.which.tag;
     packet.data[0] = {next.source, data_bytes};
     if (!is_repair) packet.data = frame_->bytes_of(next.which);
-    packet_header header;
-    header.flags =
-        static_cast<std::uint8_t>((is_repair ? flag_repair : 0) | (is_repeated ? flag_sent_before : 0));
-    header.tag = next.which.tag;
-    header.sender = options_.rank;
-    header.receiver = options_.receiver;
-    header.transfer = transfer_;
-    header.fragment = next.which.fragment;
-    header.chunk = next.which.index;
-    header.chunks = grid_.chunks(next.which.fragment);
-    header.transmission = transmission_++;
-    header.offset = grid_.begin(next.which.index);
-    header.data_bytes = static_cast<std::uint32_t>(data_bytes);
-    header.sent_at = wire_microseconds(now);
+    const packet_header header{.flags = static_cast<std::uint8_t>((is_repair ? flag_repair : 0) |
+                                                                  (is_repeated ? flag_sent_before : 0)),
+                               .tag = next.which.tag,
+                               .sender = options_.rank,
+                               .receiver = options_.receiver,
+                               .transfer = transfer_,
+                               .fragment = next.which.fragment,
+                               .chunk = next.which.index,
+                               .chunks = grid_.chunks(next.which.fragment),
+                               .transmission = transmission_++,
+                               .offset = grid_.begin(next.which.index),
+                               .data_bytes = static_cast<std::uint32_t>(data_bytes),
+                               .sent_at = wire_microseconds(now)};
     packet.header = write_packet_header(header, packet.data, check_);
 
     ++counters_.packets;
     counters_.repeated += is_repeated ? 1 : 0;
     counters_.wire_bytes += bits / 8;
     todo_.pop();
-    if (todo_.left() == 0) {
+    if (todo_.front() == nullptr) {
       state_ = sender_state::probing;
-      sends_probe_ = true;
+      pending_ = writer_.write(control_type::probe, transfer_, round_, transmission_);
     }
     return packet;
   }
@@ -172,7 +163,7 @@ class bounded_sender {
   /// When to come back, if nothing happens before; never if there is nothing to do, and long ago if there is a message to send, as
   /// there is behind the last packet of a round. Of a sender that has just been asked for messages and packets until it had none.
   [[nodiscard]] instant deadline() const noexcept {
-    if (sends_begin_ || sends_probe_ || sends_abort_) return (instant::min)();  // for poll_control()
+    if (!pending_.empty()) return (instant::min)();  // for poll_control()
     if (state_ == sender_state::streaming) return packet_at_;
     return waits() ? ticker_.next() : never;
   }
@@ -205,8 +196,7 @@ class bounded_sender {
   void fail(const std::error_code& why) {
     state_ = sender_state::failed;
     failure_ = why;
-    sends_begin_ = sends_probe_ = false;
-    sends_abort_ = true;
+    pending_ = write_abort(writer_, transfer_, failure_);
   }
 
   std::error_code take(const control_message& message) {
@@ -253,7 +243,7 @@ class bounded_sender {
     if (const std::error_code error = read_body(body, granted_bits, open_transfers)) return error;
     if (todo_.all().empty()) return errc::unexpected_message;
     rate_.grant(granted_bits);
-    todo_.add_all();
+    todo_.begin_round(true);
     packet_at_ = {};
     state_ = sender_state::streaming;
     return {};
@@ -267,7 +257,8 @@ class bounded_sender {
       const std::uint32_t chunks = count_bits(bits);
       wanted += chunks;
       if (chunks == 0) bad = errc::bad_list;
-      if (!is_in_frame(fragment) && !todo_.are_repairs(fragment, bits)) bad = errc::no_such_chunk;
+      if (!is_in_frame(fragment) && !detail::has_all(todo_.required(fragment), bits))
+        bad = errc::no_such_chunk;
     };
     if (const std::error_code error = read_list(message.body, grid_, report, count)) return error;
     if (wanted == 0) bad = errc::bad_list;
@@ -277,7 +268,7 @@ class bounded_sender {
     const bool is_answer = message.header.round == round_;
     const bool is_new = message.header.round == unasked_round && report.seen > round_began_at_;
     // Nor while the PROBE of this round waits to go out: the receiver counts rounds by them.
-    if (state_ != sender_state::probing || sends_probe_ || !(is_answer || is_new)) {
+    if (state_ != sender_state::probing || !pending_.empty() || !(is_answer || is_new)) {
       ++counters_.ignored;  // older than what is under way
       return {};
     }
@@ -286,7 +277,7 @@ class bounded_sender {
     stuck_rounds_ = wanted < last_wanted_ ? 0 : stuck_rounds_ + 1;
     if (stuck_rounds_ >= most_stuck_rounds) return is_silent ? errc::nothing_arrives : errc::no_progress;
     last_wanted_ = (std::min)(last_wanted_, wanted);  // an honest list never grows
-    todo_.clear();
+    todo_.begin_round(false);
     const auto add = [&](std::uint32_t fragment, std::span<const std::byte> bits) {
       todo_.add(fragment, bits);
     };
@@ -294,7 +285,6 @@ class bounded_sender {
     packet_at_ = {};
     round_began_at_ = transmission_;
     ++round_;
-    sends_probe_ = false;
     state_ = sender_state::streaming;
     return {};
   }
@@ -312,7 +302,7 @@ class bounded_sender {
         bad = errc::bad_list;
       } else if (missing > allowed_losses(frame_->bound_ppm(), chunks)) {
         bad = errc::beyond_bound;
-      } else if (!todo_.has_required(fragment, bits)) {
+      } else if (!detail::has_all(bits, todo_.required(fragment))) {
         bad = errc::required_missing;
       }
     };
@@ -324,7 +314,7 @@ class bounded_sender {
         if (!detail::has_bit(bits, i)) arrived_->lose(fragment, i);
       }
     });
-    sends_probe_ = false;
+    pending_ = {};
     state_ = sender_state::done;
     return {};
   }
@@ -342,9 +332,7 @@ class bounded_sender {
 
   sender_state state_ = sender_state::idle;
   std::error_code failure_;
-  bool sends_begin_ = false;
-  bool sends_probe_ = false;
-  bool sends_abort_ = false;
+  std::span<const std::byte> pending_;  // in the writer: the next message to send
 
   const frame_chunks* frame_ = nullptr;
   todo_list todo_;
