@@ -267,7 +267,9 @@ class frame_chunks {
     }
     take(frame);
     std::vector<place> order = places();
-    std::ranges::sort(order, goes_before);
+    std::ranges::sort(order, [](const place& a, const place& b) {
+      return a.quantile != b.quantile ? a.quantile < b.quantile : lies_before(a.which, b.which);
+    });
     order_.reserve(order.size());
     for (const place& each : order) order_.push_back(each.which);
   }
@@ -292,31 +294,18 @@ class frame_chunks {
   [[nodiscard]] std::uint32_t bound_ppm() const noexcept { return bound_ppm_; }
   /// Header and bitmap of the frame.
   [[nodiscard]] std::span<const std::byte> prefix() const noexcept { return prefix_; }
-  [[nodiscard]] std::size_t frame_bytes() const noexcept { return frame_bytes_; }
 
  private:
   struct place {
     chunk which;
-    bool can_be_spared = false;
-    std::uint32_t rank = 0;  // among the `count` of its fragment
-    std::uint32_t count = 0;
+    double quantile = 0;  // negative: of a fragment of which nothing may be missing
   };
-
-  static bool goes_before(const place& a, const place& b) noexcept {
-    if (a.can_be_spared != b.can_be_spared) return b.can_be_spared;
-    if (!a.can_be_spared) return lies_before(a.which, b.which);
-    // rank / count, exactly.
-    const std::uint64_t left = std::uint64_t{a.rank} * b.count;
-    const std::uint64_t right = std::uint64_t{b.rank} * a.count;
-    return left != right ? left < right : lies_before(a.which, b.which);
-  }
 
   void take(const encoded_frame& frame) {
     using lamina::detail::refuse;
     const auto segments = frame.segments();
     if (segments.empty()) refuse<std::invalid_argument>("there is no frame");
     prefix_ = segments.front();
-    frame_bytes_ = frame.size_bytes();
     const auto header = lamina::detail::read_header(prefix_);
     if ((header.flags & lamina::detail::flag_checksum) != 0) {
       refuse<std::invalid_argument>(
@@ -357,8 +346,8 @@ class frame_chunks {
       for (std::uint32_t rank = 0; rank < count; ++rank) {
         const bool is_droppable = rank >= count - droppable;
         const auto tag = static_cast<std::uint8_t>(position | (is_droppable ? droppable_tag : 0));
-        order.push_back(
-            {{static_cast<std::uint32_t>(fragment), ranked[rank], tag}, can_be_spared, rank, count});
+        order.push_back({{static_cast<std::uint32_t>(fragment), ranked[rank], tag},
+                         can_be_spared ? static_cast<double>(rank) / count : -1.0});
       }
     }
     return order;
@@ -388,7 +377,6 @@ class frame_chunks {
   std::uint32_t bound_ppm_;
   bool has_tags_;
   std::span<const std::byte> prefix_;
-  std::size_t frame_bytes_ = 0;
   std::vector<std::span<const std::byte>> fragments_;  // the payload of each; empty: dropped
   std::vector<chunk> order_;
 };
