@@ -30,7 +30,12 @@ using udp::endpoint;
 using udp::detail::clock_now;
 using udp::detail::control_channel;
 using udp::detail::descriptor;
-using udp::detail::say_all;
+
+/// Hands all that an end of transfers has to say now to `say(bytes)`.
+template <class End, class Say>
+void say_all(End& end, bounded::instant now, Say&& say) {
+  for (auto said = end.poll_control(now); !said.empty(); said = end.poll_control(now)) say(said);
+}
 
 constexpr std::uint64_t run_secret = 0x0123456789abcdef;
 

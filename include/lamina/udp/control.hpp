@@ -74,7 +74,7 @@ class control_channel {
       if (taken < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return arrival::nothing;
       if (taken <= 0) return arrival::closed;
       filled_ += static_cast<std::size_t>(taken);
-      bytes_read_ += static_cast<std::uint64_t>(taken);
+      has_heard_ = true;
       if (filled_ != bounded::control_header_bytes) continue;
       const auto header = bounded::read_control_header(incoming_, limits_, failure_);
       if (failure_) return arrival::refused;
@@ -85,8 +85,8 @@ class control_channel {
   }
   [[nodiscard]] const bounded::control_message& message() const noexcept { return message_; }
   [[nodiscard]] const std::error_code& failure() const noexcept { return failure_; }
-  /// Bytes that have come so far: a sign of life.
-  [[nodiscard]] std::uint64_t bytes_read() const noexcept { return bytes_read_; }
+  /// Whether bytes have come since this was asked last: a sign of life.
+  [[nodiscard]] bool has_heard() noexcept { return std::exchange(has_heard_, false); }
 
  private:
   descriptor connection_;
@@ -97,7 +97,7 @@ class control_channel {
   std::size_t filled_ = 0;
   bounded::control_message message_;
   std::error_code failure_;
-  std::uint64_t bytes_read_ = 0;
+  bool has_heard_ = false;
 };
 
 /// For a connection: no delay of small messages, the class of control in switches (DSCP CS5), and an end after `timeout_ms` in which

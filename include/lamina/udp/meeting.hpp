@@ -16,7 +16,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -213,8 +212,8 @@ class meeting {
     if (who.called && !who.is_greeted && !greet_called(who)) return false;
     const control_channel::arrival come = who.channel.read();
     if (come == control_channel::arrival::nothing) return true;
-    if (come == control_channel::arrival::message) return !seat(who);
-    if (!who.called) return false;
+    if (come == control_channel::arrival::message) seat(who);
+    if (come == control_channel::arrival::message || !who.called) return false;
     if (come == control_channel::arrival::refused)
       throw error(name_at(*who.called) + " does not know the secret of this run");
     throw error(name_at(*who.called) +
@@ -237,24 +236,23 @@ class meeting {
     who.is_greeted = true;
   }
 
-  // Whether it is done with: in its place, or nobody that was waited for.
-  bool seat(guest& who) {
+  // In its place, or nobody that was waited for.
+  void seat(guest& who) {
     const bounded::control_message& come = who.channel.message();
     bounded::hello_body hello;
     if (come.header.type != bounded::control_type::hello || bounded::read_body(come.body, hello)) {
       if (who.called) throw error(name_at(*who.called) + " says no HELLO of this run");
-      return true;
+      return;
     }
     const auto found = std::ranges::find(options_.peers, std::size_t{hello.rank}, &peer_options::rank);
     const auto place = static_cast<std::size_t>(found - options_.peers.begin());
     const bool is_expected = who.called ? place == *who.called : hello.rank > options_.rank;
     if (found == options_.peers.end() || !is_expected)
       throw error("rank " + std::to_string(hello.rank) + " says HELLO where another belongs");
-    if (seats_[place].is_open()) return true;  // one connection a pair
-    if (!who.is_greeted) greet(who, place);    // before the comparison: both say what differs
+    if (seats_[place].is_open()) return;     // one connection a pair
+    if (!who.is_greeted) greet(who, place);  // before the comparison: both say what differs
     compare(hello_to(place), hello, name_at(place));
     seats_[place] = who.channel.take_connection();
-    return true;
   }
   // Of the frames that go to the lower of both ranks, so that both say the same.
   [[nodiscard]] bounded::hello_body hello_to(std::size_t place) const {

@@ -30,12 +30,6 @@ struct arrival {
 
 namespace detail {
 
-/// Hands all that an end of transfers has to say now to `say(bytes)`.
-template <class End, class Say>
-void say_all(End& end, bounded::instant now, Say&& say) {
-  for (auto said = end.poll_control(now); !said.empty(); said = end.poll_control(now)) say(said);
-}
-
 /// One other rank, as the thread of a transport sees it. It does not wait and takes no lock.
 class peer {
  public:
@@ -104,9 +98,7 @@ class peer {
   }
   /// Of the frame that the rank took last nothing is read any more: the next may come.
   void release(bounded::instant now) {
-    if (!std::exchange(is_frame_taken_, false)) return;
-    receiver_.release(now);
-    after_events();
+    if (std::exchange(is_frame_taken_, false)) receiver_.release(now);
   }
   void set_awaited(bool is_awaited) noexcept { is_awaited_ = is_awaited; }
   void say_bye() {
@@ -118,7 +110,7 @@ class peer {
     while (is_here()) {
       using come = control_channel::arrival;
       const come what = channel_.read();
-      if (std::exchange(bytes_heard_, channel_.bytes_read()) != channel_.bytes_read()) beat_.heard(now);
+      if (channel_.has_heard()) beat_.heard(now);
       if (what == come::closed) return lose(presence::lost, "connection closed");
       if (what == come::refused) return fail_control(channel_.failure());
       if (what != come::message) return;
@@ -127,16 +119,13 @@ class peer {
     }
   }
   void on_datagram(std::span<const std::byte> bytes, bounded::instant now) {
-    if (!is_here()) return;
     receiver_.on_datagram(bytes, now);
-    after_events();
   }
   /// Puts what is to be said now into the connection, and writes. What a sender says after its packets waits for `packets_have_gone`.
   void say(bounded::instant now, bool packets_have_gone) {
     if (!is_here()) return;
-    const auto put_all = [this](std::span<const std::byte> said) { channel_.put(said); };
-    say_all(receiver_, now, put_all);
-    if (packets_have_gone) say_all(sender_, now, put_all);
+    put_all(receiver_, now);
+    if (packets_have_gone) put_all(sender_, now);
     after_events();
     if (!is_here()) return;
     if (now >= beat_.ping_at()) {
@@ -209,6 +198,11 @@ class peer {
     return bad;
   }
 
+  // All that an end of transfers has to say now.
+  template <class End>
+  void put_all(End& end, bounded::instant now) {
+    for (auto said = end.poll_control(now); !said.empty(); said = end.poll_control(now)) channel_.put(said);
+  }
   // What has failed ends all.
   void after_events() {
     if (!is_here()) return;
@@ -235,9 +229,8 @@ class peer {
     channel_.close();
   }
   void fail(const std::string& sentence) {
-    const auto put_all = [this](std::span<const std::byte> said) { channel_.put(said); };
-    say_all(receiver_, {}, put_all);  // ABORT, with the reason
-    say_all(sender_, {}, put_all);
+    put_all(receiver_, {});  // ABORT, with the reason
+    put_all(sender_, {});
     channel_.write();
     lose(presence::wrong, sentence);
   }
@@ -256,8 +249,6 @@ class peer {
   presence at_ = presence::here;
   std::string why_;
   bool is_awaited_ = false;
-  std::uint64_t bytes_heard_ = 0;
-
   bool is_framing_ = false;  // a frame goes, or has gone
   bool is_frame_taken_ = false;
 };

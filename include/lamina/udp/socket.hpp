@@ -79,16 +79,15 @@ class message_batch {
   }
   mmsghdr* at(std::size_t index) { return &messages_[index]; }
   [[nodiscard]] endpoint from(std::size_t index) const { return addresses_[index].to_endpoint(); }
-  /// What the system says of a message that came, where it says so: into `to`, if it is of this level and type.
+  /// What the system says of a message that came, if it says something of this level and type; otherwise `otherwise`.
   template <class Value>
-  bool read_note(std::size_t index, int level, int type, Value& to) {
+  [[nodiscard]] Value note(std::size_t index, int level, int type, Value otherwise) {
     msghdr& message = messages_[index].msg_hdr;
     for (cmsghdr* at = CMSG_FIRSTHDR(&message); at != nullptr; at = CMSG_NXTHDR(&message, at)) {
-      if (at->cmsg_level != level || at->cmsg_type != type) continue;
-      std::memcpy(&to, CMSG_DATA(at), sizeof to);
-      return true;
+      if (at->cmsg_level == level && at->cmsg_type == type)
+        std::memcpy(&otherwise, CMSG_DATA(at), sizeof otherwise);
     }
-    return false;
+    return otherwise;
   }
 
  private:
@@ -218,16 +217,27 @@ class packet_socket {
     std::size_t taken = 0;
     while (taken < most) {
       const std::size_t count = fill();
+      // In this order. If something comes between the two, these datagrams seem to have come late; the other way round they would seem
+      // to have come before they were sent, and all the others, for 10 s, to have waited in a queue.
+      timespec system_now{};
+      ::clock_gettime(CLOCK_REALTIME, &system_now);
+      const bounded::instant now = detail::clock_now();
       for (std::size_t i = 0; i < count; ++i) {
-        const endpoint from = batch_->from(i);
-        for (auto rest = std::span<const std::byte>(buffer_.get() + i * slot_bytes, slots_[i].bytes);
-             !rest.empty(); ++taken) {
-          const std::size_t bytes = (std::min)(slots_[i].datagram_bytes, rest.size());
-          consume(from, rest.first(bytes), slots_[i].arrived_at);
+        std::span<const std::byte> rest(buffer_.get() + i * slot_bytes, batch_->at(i)->msg_len);
+        // How many the system has dropped before this one, which wraps.
+        const auto known = static_cast<std::uint32_t>(counters_.overrun);
+        counters_.overrun += batch_->note(i, SOL_SOCKET, SO_RXQ_OVFL, known) - known;
+        const auto arrived_at =
+            now - between(batch_->note(i, SOL_SOCKET, SCM_TIMESTAMPNS, system_now), system_now);
+        // Of each datagram but the last.
+        const int joined_bytes = batch_->note(i, SOL_UDP, UDP_GRO, static_cast<int>(rest.size()));
+        for (const endpoint from = batch_->from(i); !rest.empty(); ++taken) {
+          const std::size_t bytes = (std::min)(static_cast<std::size_t>(joined_bytes), rest.size());
+          consume(from, rest.first(bytes), arrived_at);
           rest = rest.subspan(bytes);
         }
       }
-      if (count < slots_.size()) break;
+      if (count < messages_a_read) break;
     }
     return taken;
   }
@@ -252,11 +262,6 @@ class packet_socket {
   struct group {
     std::array<std::uint16_t, detail::message_batch::most_segments> packets{};
     std::size_t count = 0;
-  };
-  struct slot {
-    std::size_t bytes = 0;
-    std::size_t datagram_bytes = 0;  // of each but the last
-    bounded::instant arrived_at{};
   };
 
   // More than the system's limit where this process may.
@@ -339,35 +344,14 @@ class packet_socket {
                 ": set an mtu of so much or less");
   }
 
+  // Takes messages into the buffer, each into a slot of its own: how many.
   std::size_t fill() {
-    for (std::size_t i = 0; i < slots_.size(); ++i)
+    for (std::size_t i = 0; i < messages_a_read; ++i)
       batch_->receive_into(i, buffer_.get() + i * slot_bytes, most_message_bytes);
-    const int count =
-        ::recvmmsg(socket_.get(), batch_->at(0), static_cast<unsigned>(slots_.size()), MSG_DONTWAIT, nullptr);
-    if (count < 0) {
-      if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || is_transient(errno)) return 0;
-      detail::throw_system_error("UDP on the address " + text_of(local_));
-    }
-    // In this order. If something comes between the two, these datagrams seem to have come late; the other way round they would seem to
-    // have come before they were sent, and all the others, for 10 s, to have waited in a queue.
-    timespec system_now{};
-    ::clock_gettime(CLOCK_REALTIME, &system_now);
-    const bounded::instant now = detail::clock_now();
-    for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-      slot& each = slots_[i];
-      each.bytes = batch_->at(i)->msg_len;
-      int joined_bytes = 0;
-      const bool is_joined = batch_->read_note(i, SOL_UDP, UDP_GRO, joined_bytes);
-      each.datagram_bytes = is_joined ? static_cast<std::size_t>(joined_bytes) : each.bytes;
-      timespec arrived_at{};
-      each.arrived_at = now;
-      if (batch_->read_note(i, SOL_SOCKET, SCM_TIMESTAMPNS, arrived_at))
-        each.arrived_at -= between(arrived_at, system_now);
-      std::uint32_t overrun = 0;  // how many the system has dropped before this one; it wraps
-      if (batch_->read_note(i, SOL_SOCKET, SO_RXQ_OVFL, overrun))
-        counters_.overrun += overrun - static_cast<std::uint32_t>(counters_.overrun);
-    }
-    return static_cast<std::size_t>(count);
+    const int count = ::recvmmsg(socket_.get(), batch_->at(0), messages_a_read, MSG_DONTWAIT, nullptr);
+    if (count >= 0) return static_cast<std::size_t>(count);
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR || is_transient(errno)) return 0;
+    detail::throw_system_error("UDP on the address " + text_of(local_));
   }
   // Not below 0 nor beyond a second, where the clock was set meanwhile.
   static bounded::instant between(const timespec& begin, const timespec& end) {
@@ -385,7 +369,6 @@ class packet_socket {
   std::vector<queued> queue_;
   std::unique_ptr<detail::message_batch> batch_;
   std::unique_ptr<std::byte[]> buffer_;
-  std::array<slot, messages_a_read> slots_;
 };
 
 }  // namespace lamina::inline LAMINA_ABI::udp

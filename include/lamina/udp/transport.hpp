@@ -231,12 +231,7 @@ class transport {
     for (const std::size_t rank : ranks) peer(rank).set_awaited(true);
     is_waited_for_ = is_settled;
     wake();
-    bool is_in_time = true;
-    if (within == forever) {
-      settled_.wait(held, is_settled);
-    } else {
-      is_in_time = settled_.wait_for(held, within, is_settled);
-    }
+    const bool is_in_time = settled_.wait_for(held, within, is_settled);
     is_waited_for_ = nullptr;
     for (const std::size_t rank : ranks) peer(rank).set_awaited(false);
     if (failure_) std::rethrow_exception(failure_);
