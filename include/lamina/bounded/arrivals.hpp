@@ -1,22 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <optional>
-#include <span>
-#include <system_error>
-#include <vector>
-
-#include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/control.hpp"
 #include "lamina/codec.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/error.hpp"
-#include "lamina/frame.hpp"
-#include "lamina/selection.hpp"
 
 namespace lamina::inline LAMINA_ABI::bounded {
 

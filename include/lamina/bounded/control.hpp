@@ -1,24 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
-#include <bit>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <optional>
-#include <span>
-#include <string>
 #include <string_view>
-#include <system_error>
 #include <type_traits>
-#include <vector>
 
-#include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/packet.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/error.hpp"
-#include "lamina/frame.hpp"
 
 /// Control messages, as docs/bounded-loss-protocol.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps
 /// order and loses nothing.

@@ -1,21 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "lamina/bounded/chunks.hpp"
 #include "lamina/bounded/control.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/options.hpp"
-#include "lamina/selection.hpp"
-#include "lamina/tensor.hpp"
 
 /// What must arrive whatever the bound says, and what is still to be sent.
 namespace lamina::inline LAMINA_ABI::bounded {

@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <initializer_list>
-#include <span>
 #include <system_error>
 
 #include "lamina/bounded/chunks.hpp"
-#include "lamina/detail/abi.hpp"
 #include "lamina/error.hpp"
-#include "lamina/frame.hpp"
 
 /// The data packet, as docs/bounded-loss-protocol.md gives it: 56 bytes of header, then the elements of one chunk.
 namespace lamina::inline LAMINA_ABI::bounded {

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <optional>
 
 #include "lamina/bounded/control.hpp"
-#include "lamina/detail/abi.hpp"
 
 /// How fast a sender may send, and the times of a connection. Without control eight senders into one port send every chunk four times.
 /// RFC 8085, section 3.1, asks for it.

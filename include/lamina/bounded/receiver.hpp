@@ -1,21 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <system_error>
 #include <utility>
-#include <vector>
 
 #include "lamina/bounded/arrivals.hpp"
-#include "lamina/bounded/control.hpp"
-#include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/selection.hpp"
 
 /// The receiving end of bounded transfers: datagrams, messages and the time go in, messages come out. It reads no clock, does not wait,
 /// takes no lock, and allocates when a BEGIN comes, and for no datagram.

@@ -1,24 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <stdexcept>
-#include <system_error>
 #include <utility>
 
-#include "lamina/bounded/arrivals.hpp"
-#include "lamina/bounded/chunks.hpp"
-#include "lamina/bounded/control.hpp"
 #include "lamina/bounded/duties.hpp"
-#include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/selection.hpp"
 
 /// The sending end of bounded transfers: events and the time go in, packets and control messages come out. It reads no clock, does not
 /// wait, takes no lock, and allocates in begin() alone.

@@ -12,24 +12,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
 #include <compare>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <optional>
-#include <stdexcept>
-#include <string>
-#include <system_error>
 #include <utility>
-#include <vector>
 
 #include "lamina/bounded/rate.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/selection.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {
 

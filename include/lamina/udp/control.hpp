@@ -3,20 +3,8 @@
 
 /// Control messages over one TCP connection of two ranks. Read after socket.hpp, before meeting.hpp.
 
-#include <netinet/ip.h>
 #include <netinet/tcp.h>
-#include <sys/socket.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <span>
-#include <system_error>
-#include <utility>
-#include <vector>
-
-#include "lamina/bounded/control.hpp"
-#include "lamina/bounded/packet.hpp"
 #include "lamina/udp/socket.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp::detail {

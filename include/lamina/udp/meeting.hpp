@@ -5,24 +5,11 @@
 
 #include <poll.h>
 #include <sys/random.h>
-#include <sys/socket.h>
 
-#include <algorithm>
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <list>
-#include <optional>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include "lamina/bounded/chunks.hpp"
-#include "lamina/bounded/control.hpp"
 #include "lamina/bounded/receiver.hpp"
-#include "lamina/options.hpp"
 #include "lamina/udp/control.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {

@@ -3,19 +3,7 @@
 
 /// One other rank: its connection, both ends of transfers, and what came from it. Read after meeting.hpp, before transport.hpp.
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
-#include <optional>
-#include <span>
-#include <string>
-#include <string_view>
-#include <system_error>
-#include <utility>
-#include <vector>
-
 #include "lamina/bounded/bounded.hpp"
-#include "lamina/selection.hpp"
 #include "lamina/udp/meeting.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {

@@ -5,24 +5,12 @@
 
 #include <netinet/ip.h>
 #include <netinet/udp.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <ctime>
 #include <memory>
 #include <random>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
-#include "lamina/bounded/packet.hpp"
-#include "lamina/bounded/rate.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/udp/address.hpp"
 

@@ -3,26 +3,14 @@
 
 /// Frames between the ranks of a run: the class that a program uses, and its thread. Read last, or first and then only what it names.
 
-#include <poll.h>
 #include <sys/eventfd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <condition_variable>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <exception>
-#include <functional>
 #include <mutex>
 #include <numeric>
-#include <optional>
-#include <span>
-#include <stdexcept>
-#include <string>
 #include <thread>
-#include <utility>
-#include <vector>
 
 #include "lamina/udp/peer.hpp"
 
