@@ -40,30 +40,31 @@ class message_batch {
   static constexpr std::size_t messages = 64;
   static constexpr std::size_t most_segments = 16;  ///< datagrams in one message
 
-  void send_to(std::size_t index, const endpoint& to,
-               std::span<const bounded::outgoing_packet* const> packets, std::uint8_t type_of_service) {
+  /// A message to `to`, of no packet so far.
+  void begin(std::size_t index, const endpoint& to, std::uint8_t type_of_service) {
     addresses_[index] = socket_address(to);
-    iovec* const begin = &pieces_[index * pieces_a_message];
-    iovec* end = begin;
-    for (const bounded::outgoing_packet* packet : packets) {
-      *end++ = piece(packet->header);
-      for (const auto data : packet->data) {
-        if (!data.empty()) *end++ = piece(data);
-      }
-    }
-    msghdr& message = prepare(index, begin, static_cast<std::size_t>(end - begin));
+    msghdr& message = prepare(index, 0);
     message.msg_namelen = addresses_[index].length;
     message.msg_controllen = 0;
     const bool is_v6 = to.is_v6 != 0;
-    auto* at = reinterpret_cast<cmsghdr*>(controls_[index].data());
-    at = append(message, at, is_v6 ? IPPROTO_IPV6 : IPPROTO_IP, is_v6 ? IPV6_TCLASS : IP_TOS,
-                static_cast<int>(type_of_service));
-    if (packets.size() > 1)
-      append(message, at, SOL_UDP, UDP_SEGMENT, static_cast<std::uint16_t>(packets[0]->size_bytes()));
+    append(index, is_v6 ? IPPROTO_IPV6 : IPPROTO_IP, is_v6 ? IPV6_TCLASS : IP_TOS, int{type_of_service});
+  }
+  /// One more packet of it. With the second it says of how many bytes each is.
+  void add(std::size_t index, const bounded::outgoing_packet& packet, bool is_second) {
+    const auto put = [&](std::span<const std::byte> bytes) {
+      // sendmsg does not write to it.
+      pieces_[index * pieces_a_message + messages_[index].msg_hdr.msg_iovlen++] = {
+          const_cast<std::byte*>(bytes.data()), bytes.size()};
+    };
+    put(packet.header);
+    for (const auto data : packet.data) {
+      if (!data.empty()) put(data);
+    }
+    if (is_second) append(index, SOL_UDP, UDP_SEGMENT, static_cast<std::uint16_t>(packet.size_bytes()));
   }
   void receive_into(std::size_t index, std::byte* buffer, std::size_t bytes) {
     pieces_[index * pieces_a_message] = {buffer, bytes};
-    prepare(index, &pieces_[index * pieces_a_message], 1);
+    prepare(index, 1);
   }
   mmsghdr* at(std::size_t index) { return &messages_[index]; }
   [[nodiscard]] endpoint from(std::size_t index) const { return addresses_[index].to_endpoint(); }
@@ -83,29 +84,26 @@ class message_batch {
   // Of what is sent, class and size; of what comes, drops, size and the time of arrival.
   static constexpr std::size_t control_bytes = 2 * CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(timespec));
 
-  // sendmsg does not write to it.
-  static iovec piece(std::span<const std::byte> bytes) {
-    return {const_cast<std::byte*>(bytes.data()), bytes.size()};
-  }
-  msghdr& prepare(std::size_t index, iovec* pieces, std::size_t count) {
+  msghdr& prepare(std::size_t index, std::size_t count) {
     msghdr& message = messages_[index].msg_hdr;
     message = {};
     message.msg_name = addresses_[index].get();
     message.msg_namelen = sizeof(sockaddr_storage);
-    message.msg_iov = pieces;
+    message.msg_iov = &pieces_[index * pieces_a_message];
     message.msg_iovlen = count;
     message.msg_control = controls_[index].data();
     message.msg_controllen = control_bytes;
     return message;
   }
   template <class Value>
-  static cmsghdr* append(msghdr& message, cmsghdr* at, int level, int type, Value value) {
+  void append(std::size_t index, int level, int type, Value value) {
+    msghdr& message = messages_[index].msg_hdr;
+    auto* const at = reinterpret_cast<cmsghdr*>(controls_[index].data() + message.msg_controllen);
     at->cmsg_level = level;
     at->cmsg_type = type;
     at->cmsg_len = CMSG_LEN(sizeof value);
     std::memcpy(CMSG_DATA(at), &value, sizeof value);
     message.msg_controllen += CMSG_SPACE(sizeof value);
-    return reinterpret_cast<cmsghdr*>(reinterpret_cast<std::byte*>(at) + CMSG_SPACE(sizeof value));
   }
 
   struct alignas(cmsghdr) control : std::array<std::byte, control_bytes> {};
@@ -278,14 +276,10 @@ class packet_socket {
         if (count == groups.size()) break;
         found = groups.begin() + static_cast<std::ptrdiff_t>(count++);
         found->count = 0;
+        batch_->begin(count - 1, packet.to, packet.type_of_service);
       }
+      batch_->add(static_cast<std::size_t>(found - groups.begin()), packet.packet, found->count == 1);
       found->packets[found->count++] = static_cast<std::uint16_t>(i);
-    }
-    for (std::size_t g = 0; g < count; ++g) {
-      std::array<const bounded::outgoing_packet*, detail::message_batch::most_segments> packets{};
-      for (std::size_t i = 0; i < groups[g].count; ++i) packets[i] = &queue_[groups[g].packets[i]].packet;
-      const queued& first = queue_[groups[g].packets[0]];
-      batch_->send_to(g, first.to, std::span(packets).first(groups[g].count), first.type_of_service);
     }
     return count;
   }
