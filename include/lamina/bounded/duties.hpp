@@ -3,7 +3,7 @@
 
 #include "lamina/bounded/control.hpp"
 
-/// What must arrive whatever the bound says, and what is still to be sent.
+/// What must arrive whatever the bound says.
 namespace lamina::inline LAMINA_ABI::bounded {
 
 /// What one receiver must get, whatever the bound says. Repairs point to their elements.
@@ -104,54 +104,5 @@ struct duty {
   duties.erase(twice, duties.end());
   return duties;
 }
-
-/// What a sender has still to send in a round, of one transfer after the other: what must arrive first, then the others in the order of
-/// the frame. Allocates in assign() alone.
-class todo_list {
- public:
-  explicit todo_list(const chunk_grid& grid) : todo_(grid), required_(grid) {}
-
-  /// The frame and the repairs are used until the next call. Throws as duties_of(), and changes nothing then.
-  void assign(const frame_chunks& frame, const obligations& owed) {
-    order_ = duties_of(frame, owed);
-    duties_ = order_.size();
-    required_.fill(std::byte{0});
-    for (const duty& each : order_) required_.add(each.which.fragment, each.which.index);
-    for (const chunk& each : frame.in_sending_order()) {
-      if (!required_.has(each.fragment, each.index)) order_.push_back({each, nullptr});
-    }
-  }
-  /// All chunks of the transfer, repairs included, and those of them that must arrive.
-  [[nodiscard]] std::span<const duty> all() const noexcept { return order_; }
-  [[nodiscard]] std::span<const duty> duties() const noexcept { return all().first(duties_); }
-
-  /// Those of one fragment that must arrive.
-  [[nodiscard]] std::span<const std::byte> required(std::uint32_t fragment) const noexcept {
-    return required_.bits(fragment);
-  }
-
-  /// Begins a round of all chunks, or of those that add() gets.
-  void begin_round(bool has_all) noexcept {
-    todo_.fill(has_all ? std::byte{0xff} : std::byte{0});
-    next_ = 0;
-  }
-  void add(std::uint32_t fragment, std::span<const std::byte> bits) noexcept {
-    std::ranges::copy(bits, todo_.bits(fragment).begin());
-  }
-  /// The next one of the round, which pop() passes; null if none is left.
-  [[nodiscard]] const duty* front() noexcept {
-    while (next_ < order_.size() && !todo_.has(order_[next_].which.fragment, order_[next_].which.index))
-      ++next_;
-    return next_ < order_.size() ? &order_[next_] : nullptr;
-  }
-  void pop() noexcept { ++next_; }
-
- private:
-  std::vector<duty> order_;  // the duties, as they lie in the layout, and then the frame's order
-  std::size_t duties_ = 0;
-  detail::chunk_set todo_;
-  detail::chunk_set required_;
-  std::size_t next_ = 0;  // in the order
-};
 
 }  // namespace lamina::inline LAMINA_ABI::bounded

@@ -49,6 +49,7 @@ class bounded_sender {
         check_(options.secret),
         writer_(options.secret, most_abort_bytes),
         todo_(grid),
+        required_(grid),
         transfer_(options.last_transfer) {}
 
   /// A frame is to be sent.
@@ -62,7 +63,7 @@ class bounded_sender {
     if (state_ != sender_state::idle && state_ != sender_state::done)
       refuse<std::logic_error>("a transfer is under way, or has failed");
     if (frame.grid() != grid_) refuse<std::invalid_argument>("the frame is cut by another grid");
-    todo_.assign(frame, owed);
+    order_ = duties_of(frame, owed);
     arrived_.emplace(frame.sent(), grid_.chunk_elements());
     frame_ = &frame;
     if (++transfer_ == 0) transfer_ = 1;
@@ -70,7 +71,14 @@ class bounded_sender {
     writer_.clear();
     writer_.put(frame.bound_ppm(), static_cast<std::uint32_t>(prefix.size()));
     writer_.put(prefix);
-    for (const duty& each : todo_.duties()) writer_.put(each.which.fragment, each.which.index);
+    required_.fill(std::byte{0});
+    for (const duty& each : order_) {
+      required_.add(each.which.fragment, each.which.index);
+      writer_.put(each.which.fragment, each.which.index);
+    }
+    for (const chunk& each : frame.in_sending_order()) {
+      if (!required_.has(each.fragment, each.index)) order_.push_back({each, nullptr});
+    }
     pending_ = writer_.finish(control_type::begin, transfer_, 0);
     transmission_ = round_began_at_ = round_ = stuck_rounds_ = 0;
     last_wanted_ = static_cast<std::size_t>(-1);
@@ -107,7 +115,8 @@ class bounded_sender {
   /// The next packet, if one may go out now.
   [[nodiscard]] std::optional<outgoing_packet> next_packet(instant now) {
     if (state_ != sender_state::streaming) return std::nullopt;
-    const duty next = *todo_.front();
+    pass_to_next();
+    const duty next = order_[next_];
     const std::size_t data_bytes = grid_.data_bytes(next.which.fragment, next.which.index);
     const std::size_t bits = wire_bits(packet_header_bytes + data_bytes);
     packet_at_ = pacer_.when(now, rate_.bits(), bits);
@@ -138,8 +147,9 @@ class bounded_sender {
     ++counters_.packets;
     counters_.repeated += is_repeated ? 1 : 0;
     counters_.wire_bytes += bits / 8;
-    todo_.pop();
-    if (todo_.front() == nullptr) {
+    ++next_;
+    pass_to_next();
+    if (next_ == order_.size()) {
       state_ = sender_state::probing;
       pending_ = writer_.write(control_type::probe, transfer_, round_, transmission_);
     }
@@ -211,7 +221,7 @@ class bounded_sender {
         if (has_sent) return on_wanted(message);
         break;
       case control_type::stop:
-        if (has_sent || (state_ == sender_state::begun && todo_.all().empty())) return on_stop(message.body);
+        if (has_sent || (state_ == sender_state::begun && order_.empty())) return on_stop(message.body);
         break;
       case control_type::tick:
         return {};
@@ -223,15 +233,26 @@ class bounded_sender {
     return errc::unexpected_message;
   }
 
+  // A round of all chunks, or of none so far.
+  void begin_round(std::byte bits) noexcept {
+    todo_.fill(bits);
+    next_ = 0;
+    packet_at_ = {};
+    state_ = sender_state::streaming;
+  }
+  // From this chunk on to the first that is to be sent in this round, or to the end.
+  void pass_to_next() noexcept {
+    while (next_ < order_.size() && !todo_.has(order_[next_].which.fragment, order_[next_].which.index))
+      ++next_;
+  }
+
   std::error_code on_ready(std::span<const std::byte> body) {
     std::uint64_t granted_bits = 0;
     std::uint32_t open_transfers = 0;
     if (const std::error_code error = read_body(body, granted_bits, open_transfers)) return error;
-    if (todo_.all().empty()) return errc::unexpected_message;
+    if (order_.empty()) return errc::unexpected_message;
     rate_.grant(granted_bits);
-    todo_.begin_round(true);
-    packet_at_ = {};
-    state_ = sender_state::streaming;
+    begin_round(std::byte{0xff});
     return {};
   }
 
@@ -243,7 +264,7 @@ class bounded_sender {
       const std::uint32_t chunks = count_bits(bits);
       wanted += chunks;
       if (chunks == 0) bad = errc::bad_list;
-      if (!is_in_frame(fragment) && !detail::has_all(todo_.required(fragment), bits))
+      if (!is_in_frame(fragment) && !detail::has_all(required_.bits(fragment), bits))
         bad = errc::no_such_chunk;
     };
     if (const std::error_code error = read_list(message.body, grid_, report, count)) return error;
@@ -263,15 +284,12 @@ class bounded_sender {
     stuck_rounds_ = wanted < last_wanted_ ? 0 : stuck_rounds_ + 1;
     if (stuck_rounds_ >= most_stuck_rounds) return is_silent ? errc::nothing_arrives : errc::no_progress;
     last_wanted_ = (std::min)(last_wanted_, wanted);  // an honest list never grows
-    todo_.begin_round(false);
-    const auto add = [&](std::uint32_t fragment, std::span<const std::byte> bits) {
-      todo_.add(fragment, bits);
-    };
-    read_list(message.body, grid_, report, add);
-    packet_at_ = {};
+    begin_round(std::byte{0});
+    read_list(message.body, grid_, report, [&](std::uint32_t fragment, std::span<const std::byte> bits) {
+      std::ranges::copy(bits, todo_.bits(fragment).begin());
+    });
     round_began_at_ = transmission_;
     ++round_;
-    state_ = sender_state::streaming;
     return {};
   }
 
@@ -288,7 +306,7 @@ class bounded_sender {
         bad = errc::bad_list;
       } else if (missing > allowed_losses(frame_->bound_ppm(), chunks)) {
         bad = errc::beyond_bound;
-      } else if (!detail::has_all(bits, todo_.required(fragment))) {
+      } else if (!detail::has_all(bits, required_.bits(fragment))) {
         bad = errc::required_missing;
       }
     };
@@ -321,7 +339,10 @@ class bounded_sender {
   std::span<const std::byte> pending_;  // in the writer: the next message to send
 
   const frame_chunks* frame_ = nullptr;
-  todo_list todo_;
+  std::vector<duty> order_;  // what must arrive, as it lies in the layout, and then the frame's order
+  std::size_t next_ = 0;     // in the order
+  detail::chunk_set todo_;   // in this round
+  detail::chunk_set required_;
   std::optional<delivery> arrived_;
   instant packet_at_{};
   std::uint32_t transfer_;
