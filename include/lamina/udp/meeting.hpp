@@ -41,12 +41,11 @@ struct open_sockets {
 /// What this rank and one other agree to; the other says the same from its end.
 struct peer_options {
   std::size_t rank = 0;
-  bounded::chunk_grid sends;                ///< how frames to it are cut
-  bounded::chunk_grid takes;                ///< how frames from it are cut
-  frame_kind kind = frame_kind::gradients;  ///< of frames from it
-  std::uint32_t most_bound_ppm = 0;         ///< what it may lose of them at most, in parts per million
-  std::chrono::milliseconds timeout{
-      10'000};  ///< without a byte of it, after which it is lost if it is waited for
+  bounded::chunk_grid sends;                  ///< how frames to it are cut
+  bounded::chunk_grid takes;                  ///< how frames from it are cut
+  frame_kind kind = frame_kind::gradients;    ///< of frames from it
+  std::uint32_t most_bound_ppm = 0;           ///< what it may lose of them at most, in parts per million
+  std::chrono::milliseconds timeout{10'000};  ///< of silence, after which it is lost if it is waited for
 };
 
 struct transport_options {
