@@ -270,8 +270,8 @@ TEST_CASE("executor: nothing is added of a round whose header is refused") {
                              }});
       std::array<collectives::executor::memory, 2> memories;
       rank_vectors elements = {std::vector<float>(100, 1.0F), std::vector<float>(100, 2.0F)};
-      collectives::executor sender(network.of(0), 7, 100, memories[0], in_turn().pieces);
-      collectives::executor receiver(network.of(1), 7, 100, memories[1], in_turn().pieces);
+      collectives::executor sender(network.of(0), 7, 100, memories[0], in_turn().piece_bytes);
+      collectives::executor receiver(network.of(1), 7, 100, memories[1], in_turn().piece_bytes);
       sender.start({.number = 3, .step = 2, .how = how, .elements = elements[0]});
       receiver.start({.number = 3, .step = 2, .how = how, .elements = elements[1]});
       CHECK_THROWS_AS(
@@ -302,7 +302,7 @@ TEST_CASE("engine: other segments on a rank are refused by their lengths") {
     memory_network network(2);
     auto engines = engines_over(network, plan, [&](std::size_t r) {
       auto options = in_turn();
-      options.pieces.both_ways = r == larger ? 232 : 132;
+      options.piece_bytes = r == larger ? 232 : 132;
       return options;
     });
     for (auto& own : engines) own->begin_step();
@@ -371,7 +371,7 @@ TEST_CASE("engine: leaves no thread behind, and where it has begun no step its c
   memory_network other_ranks(3);
   CHECK_THROWS_AS(engine(other_ranks.of(0), plan), std::invalid_argument);
   memory_network network(2);
-  CHECK_THROWS_AS(engine(network.of(0), plan, {.pieces = {.both_ways = 35}}), std::invalid_argument);
+  CHECK_THROWS_AS(engine(network.of(0), plan, {.piece_bytes = 35}), std::invalid_argument);
   for (const auto by : {progress_by::thread, progress_by::caller}) {
     {
       engine unused(network.of(0), plan, {.progress = by});

@@ -41,12 +41,12 @@ void require_said(const std::string& said, const std::string& expected) {
 }
 
 // Means by a variant, some layers dropped in one step, and of its bytes those of the formula.
-void run_steps(collectives::mpi_channel& channel, const variant& tried, collectives::piece_sizes pieces) {
+void run_steps(collectives::mpi_channel& channel, const variant& tried, std::size_t piece_bytes) {
   if (!tried.exists(channel.ranks())) return;
   const lamina::layout model = model_of({4'001, 3, 701, 0, 30'000});
   const collectives::plan plan = tried.plan(model, channel.ranks(), 10'000, 60'000);
   std::mt19937 random(77);  // the same on all ranks: each knows what the others give
-  collectives::engine_options options = {.pieces = pieces, .timeout = 30s};
+  collectives::engine_options options = {.piece_bytes = piece_bytes, .timeout = 30s};
   if (tried.has_owners) options.update = keep_mean;
   collectives::engine engine(channel, plan, options);
   std::uint64_t bytes = opening_bytes(channel.ranks(), channel.rank());
@@ -159,9 +159,9 @@ int main(int argc, char** argv) {
         }
       } else {
         for (const variant& tried : all_variants()) {
-          run_steps(channel, tried, {});
+          run_steps(channel, tried, collectives::default_piece_bytes);
           if (ranks > 4 || tried.has_owners) continue;  // many have fewer cores than they want
-          run_steps(channel, tried, {.both_ways = 4096, .one_way = 10'000});
+          run_steps(channel, tried, 4096);
         }
       }
     }

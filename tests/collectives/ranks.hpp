@@ -250,9 +250,8 @@ inline std::size_t step_bytes(const collectives::plan& plan, const variant& trie
 
 /// Small segments, so that a round goes in many.
 inline collectives::engine_options in_turn() {
-  return {.pieces = {.both_ways = 132, .one_way = 232},
-          .progress = collectives::progress_by::caller,
-          .timeout = std::chrono::seconds(5)};
+  return {
+      .piece_bytes = 132, .progress = collectives::progress_by::caller, .timeout = std::chrono::seconds(5)};
 }
 
 using all_engines = std::vector<std::unique_ptr<collectives::engine>>;

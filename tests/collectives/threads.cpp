@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
     const auto expected = expected_means(plan, tried, gradients, std::vector<bool>(model.layers(), true));
     memory_network network(ranks, {.seed = 1, .most_delay = 2});
     auto engines = engines_over(network, plan, [&](std::size_t) {
-      collectives::engine_options options = {.pieces = {.both_ways = 4096, .one_way = 8192}};
+      collectives::engine_options options = {.piece_bytes = 4096};
       if (tried.has_owners) options.update = keep_mean;
       return options;
     });

@@ -46,7 +46,8 @@ namespace lamina::inline LAMINA_ABI::collectives {
   };
   for (std::size_t k = 0; k < layers; ++k)
     of(over.rank(), k) = std::bit_cast<float>(static_cast<std::uint32_t>(own[k]));
-  executor exchange(over, model.fingerprint(), shared->orders.size(), shared->of_executor, {}, timeout);
+  executor exchange(over, model.fingerprint(), shared->orders.size(), shared->of_executor,
+                    default_piece_bytes, timeout);
   try {
     exchange.start({.what = operation::all_gather, .elements = shared->orders});
     while (exchange.is_running()) {

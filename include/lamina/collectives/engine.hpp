@@ -40,7 +40,7 @@ enum class progress_by : std::uint8_t {
 using owner_update = std::function<void(std::size_t layer, std::size_t begin, std::span<float> mean)>;
 
 struct engine_options {
-  piece_sizes pieces = {};
+  std::size_t piece_bytes = default_piece_bytes;  ///< of a message at most; the same on all ranks
   progress_by progress = progress_by::thread;
   /// A rank that is not heard of for so long while a collective waits for it is an error; time in which it may compute counts. Time in
   /// which this rank does not look does not: between two looks 10 ms count at most.
@@ -87,8 +87,8 @@ class engine {
         options_(options),
         memory_(std::make_shared<memory>()),
         staging_(checked(plan_, over), over.rank(), static_cast<bool>(options.update), memory_->of_staging),
-        executor_(over, plan_.fingerprint(), staging_.most_elements(), memory_->of_executor, options.pieces,
-                  options.timeout),
+        executor_(over, plan_.fingerprint(), staging_.most_elements(), memory_->of_executor,
+                  options.piece_bytes, options.timeout),
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()),
         tasks_(plan_.tasks(static_cast<bool>(options.update))) {

@@ -95,12 +95,9 @@ struct round_header {
 static_assert(sizeof(round_header) == round_header::size_bytes && std::is_trivially_copyable_v<round_header>);
 static_assert(std::endian::native == std::endian::little, "lamina needs a little-endian machine");
 
-/// Bytes of a message at most; a round of more goes in several. Ranks must have the same. Below 64 KiB Open MPI does not ask before it
-/// sends, which halves the rate of two ranks that exchange.
-struct piece_sizes {
-  std::size_t both_ways = 60'000;  ///< where a rank sends to the one that it receives from
-  std::size_t one_way = 60'000;
-};
+/// Bytes of a message at most; a round of more goes in several. Below 64 KiB Open MPI does not ask before it sends, which halves the rate of
+/// two ranks that exchange.
+inline constexpr std::size_t default_piece_bytes = 60'000;
 
 /// One collective of a run.
 struct collective {
@@ -126,18 +123,18 @@ class executor {
     std::array<std::array<std::byte, round_header::size_bytes>, most_joined> arrived_headers{};
   };
 
-  /// For collectives of at most so many elements; of the plan's fingerprint the low 32 bits travel.
+  /// For collectives of at most so many elements; of the plan's fingerprint the low 32 bits travel. Ranks must have the same `piece_bytes`.
   /// Throws std::invalid_argument where a piece would hold no element, a collective more than 2^32 - 1, a round would be more pieces
   /// than a channel has tickets, or the timeout is not above 0.
   executor(channel& over, std::uint64_t plan, std::size_t most_elements, memory& given,
-           piece_sizes pieces = {}, std::chrono::milliseconds timeout = std::chrono::minutes(2))
+           std::size_t piece_bytes = default_piece_bytes,
+           std::chrono::milliseconds timeout = std::chrono::minutes(2))
       : channel_(over),
         plan_(static_cast<std::uint32_t>(plan)),
-        pieces_(pieces),
+        piece_bytes_(piece_bytes),
         memory_(given),
         patience_(timeout) {
-    const std::size_t least = (std::min)(elements_in(pieces_.both_ways, sizeof(float)),
-                                         elements_in(pieces_.one_way, sizeof(float)));
+    const std::size_t least = piece_elements(sizeof(float));
     if (least == 0)
       throw std::invalid_argument("a piece of a round must have room for a header and an element");
     if (most_elements > (std::numeric_limits<std::uint32_t>::max)()) {
@@ -189,7 +186,13 @@ class executor {
       const std::span<const completion> done = channel_.progress();
       has_moved = !done.empty();
       for (const completion& each : done) take(each);
-      if (has_moved) go_on();
+      if (!has_moved) return;
+      settle();
+      if (!has_open_messages()) {
+        fold();
+        post_next();
+      }
+      if (is_running()) round_ = awaited();
     });
     if (has_moved) {
       patience_.renew();
@@ -217,8 +220,8 @@ class executor {
     std::size_t index = 0;  // of the round that is sent, or of the piece that comes in
   };
 
-  static constexpr std::size_t elements_in(std::size_t bytes, std::size_t element_bytes) {
-    return bytes < round_header::size_bytes ? 0 : (bytes - round_header::size_bytes) / element_bytes;
+  [[nodiscard]] std::size_t piece_elements(std::size_t element_bytes) const noexcept {
+    return ((std::max)(piece_bytes_, round_header::size_bytes) - round_header::size_bytes) / element_bytes;
   }
   [[nodiscard]] bool is_rounded() const noexcept { return now_.payload != payload_type::as_is; }
   [[nodiscard]] std::size_t element_bytes() const noexcept { return bytes_of_element(now_.payload); }
@@ -253,13 +256,10 @@ class executor {
     const element_range in = now.receive->elements;
     if (now.on_arrival == arrival::put && !is_rounded())
       return std::as_writable_bytes(now_.elements.subspan(in.begin, in.size()));
-    return arriving().subspan(place_of(now) * element_bytes(), in.size() * element_bytes());
-  }
-  // Of the memory that has what comes, in elements: the senders' one behind the other, or as in the vector.
-  [[nodiscard]] std::size_t place_of(const round& now) const {
-    const element_range in = now.receive->elements;
-    if (now.on_arrival == arrival::hold) return held_place(channel_.rank(), now.receive->peer) * in.size();
-    return now.on_arrival == arrival::put ? in.begin : 0;
+    std::size_t place = 0;
+    if (now.on_arrival == arrival::hold) place = held_place(channel_.rank(), now.receive->peer) * in.size();
+    if (now.on_arrival == arrival::put) place = in.begin;
+    return arriving().subspan(place * element_bytes(), in.size() * element_bytes());
   }
   // The elements of a round that are sent, as they travel.
   [[nodiscard]] std::span<const std::byte> outgoing(std::size_t index) const {
@@ -285,15 +285,11 @@ class executor {
       for (std::size_t k = begin_; k < end_; ++k) post_send(k);
     } while (!has_open_messages());
   }
-  [[nodiscard]] std::size_t piece_of(const round& now) const {
-    const bool is_exchange = now.send && now.receive && now.send->peer == now.receive->peer;
-    return elements_in(is_exchange ? pieces_.both_ways : pieces_.one_way, element_bytes());
-  }
   void post_receive(std::size_t index) {
     round_ = index;
     const round& now = rounds_[index];
     if (!now.receive) return;
-    const std::size_t piece = piece_of(now);
+    const std::size_t piece = piece_elements(element_bytes());
     const std::span<std::byte> to = target(now);
     const std::size_t count = now.receive->elements.size();
     for (std::size_t begin = 0; begin < count; begin += piece) {
@@ -312,7 +308,7 @@ class executor {
     round_ = index;
     const round& now = rounds_[index];
     if (!now.send) return;
-    const std::size_t piece_bytes = piece_of(now) * element_bytes();
+    const std::size_t piece_bytes = piece_elements(element_bytes()) * element_bytes();
     const std::span<const std::byte> out = outgoing(index);
     auto& own_header = memory_.sent_headers[index - begin_];
     header(index, now.send->elements.size()).write(own_header);
@@ -334,14 +330,6 @@ class executor {
     --open_receives_;
     incoming_[of.index].done = done;
     incoming_[of.index].has_arrived = true;
-  }
-  void go_on() {
-    settle();
-    if (!has_open_messages()) {
-      fold();
-      post_next();
-    }
-    if (is_running()) round_ = awaited();
   }
   // The round that is waited for: of those under way the first of which something is to come, else to leave.
   [[nodiscard]] std::size_t awaited() const {
@@ -374,9 +362,7 @@ class executor {
       if (!is_known || !each.has_arrived || each.is_settled) continue;
       round_ = each.round;
       const round& now = rounds_[round_];
-      const std::size_t from = now.receive->peer;
-      if (has_header) check_header(each, from);
-      check_length(each, from);
+      check(each, has_header);
       // Where a whole vector is sent and added to at once, it must have left first.
       const bool adds = now.on_arrival == arrival::add;
       if (adds && open_sends_ > 0 && now.send && now.send->elements.overlaps(now.receive->elements)) continue;
@@ -391,28 +377,27 @@ class executor {
     }
   }
 
-  void check_header(const incoming_piece& piece, std::size_t from) const {
-    if (piece.done.bytes < round_header::size_bytes) return;  // by its length
-    const std::string difference = header(piece.round, rounds_[piece.round].receive->elements.size())
-                                       .difference(memory_.arrived_headers[piece.round - begin_]);
-    if (!difference.empty()) throw channel_error(from, channel_.name_of(from) + " " + difference);
-  }
-  void check_length(const incoming_piece& piece, std::size_t from) const {
-    const std::size_t expected =
-        piece.elements.size() * element_bytes() + (piece.elements.begin == 0 ? round_header::size_bytes : 0);
-    if (piece.done.is_truncated) {
-      throw channel_error(from, channel_.name_of(from) + " sends more than the " + std::to_string(expected) +
-                                    " bytes that are expected");
+  void check(const incoming_piece& piece, bool has_header) const {
+    const transfer& due = *rounds_[piece.round].receive;
+    const std::size_t header_bytes = has_header ? round_header::size_bytes : 0;
+    const std::size_t expected = header_bytes + piece.elements.size() * element_bytes();
+    const std::size_t bytes = piece.done.bytes;
+    std::string fault;
+    if (has_header && bytes >= header_bytes) {
+      fault =
+          header(piece.round, due.elements.size()).difference(memory_.arrived_headers[piece.round - begin_]);
     }
-    if (piece.done.bytes != expected) {
-      throw channel_error(from, channel_.name_of(from) + " sends " + std::to_string(piece.done.bytes) +
-                                    " bytes where " + std::to_string(expected) + " are expected");
+    if (fault.empty() && piece.done.is_truncated) {
+      fault = lamina::detail::sentence("sends more than the ", expected, " bytes that are expected");
+    } else if (fault.empty() && bytes != expected) {
+      fault = lamina::detail::sentence("sends ", bytes, " bytes where ", expected, " are expected");
     }
+    if (!fault.empty()) throw channel_error(due.peer, channel_.name_of(due.peer) + " " + fault);
   }
 
   channel& channel_;
   std::uint32_t plan_;
-  piece_sizes pieces_;
+  std::size_t piece_bytes_;
   memory& memory_;
   detail::patience patience_;
   collective now_;
