@@ -115,8 +115,9 @@ TEMPLATE_TEST_CASE("outer optimizer: a mean whose update would overflow is refus
   const TestType most = std::numeric_limits<TestType>::max();
   for (const auto payload : payloads) {
     for (const bool nesterov : {true, false}) {
-      lamina::outer_optimizer<TestType> outer(
-          model, {.rate = 0.7, .momentum = 0.9, .nesterov = nesterov, .payload = payload});
+      const lamina::outer_optimizer_options options = {
+          .rate = 0.7, .momentum = 0.9, .nesterov = nesterov, .payload = payload};
+      lamina::outer_optimizer<TestType> outer(model, options);
       for (const TestType size : {most / 8, most / 2, most / 2, most, most}) {
         std::vector<TestType> mean(5000, 1);
         mean[4999] = size;
@@ -135,7 +136,7 @@ TEMPLATE_TEST_CASE("outer optimizer: a mean whose update would overflow is refus
         CHECK_NOTHROW(outer(0, 0, mean));
         CHECK(std::ranges::all_of(mean, [](TestType each) { return std::isfinite(each); }));
       }
-      lamina::outer_optimizer<TestType> resumed(model, outer.options());
+      lamina::outer_optimizer<TestType> resumed(model, options);
       CHECK_NOTHROW(resumed.restore(outer.momentum(), outer.rounding()));
     }
   }

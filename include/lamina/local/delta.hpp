@@ -48,14 +48,9 @@ namespace lamina::inline LAMINA_ABI {
 /// worker did meanwhile, and what the payload rounded away, stays in its local delta. A fragment that is under way is not selected again.
 ///
 /// Conserved, but for the rounding of single sums: what all workers did = what was sent of it + their local deltas. What a step that
-/// fails would have sent is still in the local delta:
-///
-///                        of this worker alone     of all workers: there is no update
-///     arrived in part    commit(delivery)
-///     not committed yet  commit_lost()            abandon()
-///     committed          forget(step)             abandon(step)
-///
-/// Each of these keeps agreed selection agreed. Where each worker selects for itself, abandon() will also do for one alone.
+/// fails would have sent is still in the local delta: commit(delivery), commit_lost() and forget(step) are for one worker, abandon() and
+/// abandon(step) for all together, and each keeps agreed selection agreed. Where each worker selects for itself, abandon() also does for
+/// one.
 ///
 /// With error feedback what a message leaves out, e, waits outside of the local delta, so that the worker computes as if all had gone:
 /// r = payload(e + a); and what comes back brings y <- y + a - d and e <- e + a - r. What all workers did = what was sent of it + their
@@ -244,8 +239,7 @@ class local_delta {
     detail::require_expected(update, frame_kind::updates, update.step(), options_.run);
     check_may_apply(update.step());
     const detail::flight<T>* sent = flights_.due(update.step());
-    if (sent != nullptr && sent->is_lost()) sent = nullptr;
-    if (sent != nullptr) {
+    if (sent != nullptr && !sent->is_lost()) {
       for (const std::size_t fragment : sent->fragments) {
         if (!update.is_dropped(fragment)) continue;
         detail::refuse<std::invalid_argument>("apply: the update of step ", update.step(), " lacks '",
@@ -279,7 +273,7 @@ class local_delta {
                                             " were sent in step ", step);
     }
     subtract(
-        step, sent->is_lost() ? nullptr : sent,
+        step, sent,
         [&](const auto& visit) {
           std::size_t offset = 0;
           for (const std::size_t fragment : sent->fragments) {
@@ -315,9 +309,9 @@ class local_delta {
   void join(std::span<const std::byte> saved_by_another) { resume(saved_by_another, /*is_own=*/false); }
 
   /// With error feedback what waits outside, in the order of the fragments; otherwise none.
-  [[nodiscard]] std::span<const T> rest() const noexcept { return rest_.all(); }
+  [[nodiscard]] std::span<const T> rest() const noexcept { return rest_; }
   /// It was brought together in another way, as by an all-reduce of everything.
-  void clear_rest() noexcept { rest_.clear(); }
+  void clear_rest() noexcept { std::ranges::fill(rest_, T(0)); }
 
   /// t, counted from 1; 0 before the first observe_all().
   [[nodiscard]] std::uint64_t step() const noexcept { return step_; }
@@ -368,7 +362,7 @@ class local_delta {
       saved.all.forget_all();
       std::ranges::fill(saved.rest, T(0));
     }
-    rest_ = detail::rest_outside<T>(std::move(saved.rest));
+    rest_ = std::move(saved.rest);
     selector_.restore(std::move(saved.memory));
     flights_ = std::move(saved.all);
     step_ = saved.step;
@@ -390,7 +384,11 @@ class local_delta {
     detail::flight<T>& next = next_flight();
     next.elements.resize(chosen().sent_elements());
     detail::copy_differences<T>(cut_, read_, next.fragments, next.elements.data());
-    rest_.join(next, fragments());
+    if (rest_.empty()) return next;
+    next.message = next.elements;  // becomes e + a
+    next.for_each(fragments(), [&](std::size_t fragment, std::span<T> message) {
+      detail::add_elements(message.data(), rest_.data() + fragments().offset(fragment), message.size());
+    });
     return next;
   }
   // What the payload says of a fragment takes the place of the fragment.
@@ -399,7 +397,7 @@ class local_delta {
       detail::decode_payload<T>(options_.payload, payload, fragment.size(), 0, fragment);
   }
 
-  // x <- x - d; y <- y + r - d, r being what was sent in the flight, if there is one. `blocks(visit)` calls visit(fragment, begin, d) for
+  // x <- x - d; y <- y + r - d, r being what was sent in the flight, if there is one that was not lost. `blocks(visit)` calls visit(fragment, begin, d) for
   // what an update has, in the order of the fragments.
   template <class Blocks, class Shared, class Local>
   void subtract(std::uint64_t step, const detail::flight<T>* sent, const Blocks& blocks, Shared& shared,
@@ -410,6 +408,7 @@ class local_delta {
       const std::size_t layer = cut_.layer_of(fragment);
       detail::raise(non_finite_gradient(layer, fragment, model()[layer].name, "the update is not finite"));
     });
+    if (sent != nullptr && sent->is_lost()) sent = nullptr;
     const T* r = sent == nullptr ? nullptr : sent->elements.data();
     std::size_t next = 0;  // among the fragments sent: r is its
     blocks([&](std::size_t fragment, std::size_t begin, std::span<const T> d) {
@@ -423,7 +422,16 @@ class local_delta {
       detail::subtract_elements(y, d.data(), d.size());
       detail::subtract_elements(x, d.data(), d.size());
     });
-    if (sent != nullptr) rest_.keep(*sent, fragments());
+    if (sent != nullptr && !rest_.empty()) {  // the message has arrived: e <- e + a - r
+      std::size_t at = 0;
+      for (const std::size_t fragment : sent->fragments) {
+        const std::size_t count = fragments().sizes()[fragment];
+        T* const e = rest_.data() + fragments().offset(fragment);
+        detail::add_elements(e, sent->elements.data() + at, count);
+        detail::subtract_elements(e, sent->message.data() + at, count);
+        at += count;
+      }
+    }
     flights_.land(step);
   }
 
@@ -433,7 +441,7 @@ class local_delta {
   selector selector_;
   frame_encoder<T> encoder_;
   std::vector<char> held_;                             // of a fragment, in the last selection
-  detail::rest_outside<T> rest_;                       // with error feedback: e
+  std::vector<T> rest_;                                // with error feedback: e
   std::vector<detail::parameter_pair<const T>> read_;  // of the call
   std::vector<detail::parameter_pair<T>> written_;     // likewise
   detail::flights<T> flights_;

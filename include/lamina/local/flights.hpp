@@ -47,39 +47,6 @@ struct flight {
   }
 };
 
-/// With error feedback, e: what messages left out, and joins the next of the same fragment; empty without. Sums are those of T, one by one.
-template <element T>
-class rest_outside {
- public:
-  explicit rest_outside(std::size_t elements) : elements_(elements) {}
-  explicit rest_outside(std::vector<T> elements) : elements_(std::move(elements)) {}
-  [[nodiscard]] std::span<const T> all() const noexcept { return elements_; }
-  void clear() noexcept { std::ranges::fill(elements_, T(0)); }
-
-  /// The message is to be e + a.
-  void join(flight<T>& next, const layout& fragments) {
-    if (elements_.empty()) return;
-    next.message = next.elements;
-    next.for_each(fragments, [&](std::size_t fragment, std::span<T> message) {
-      add_elements(message.data(), elements_.data() + fragments.offset(fragment), message.size());
-    });
-  }
-  /// e <- e + a - r: the message has arrived.
-  void keep(const flight<T>& landed, const layout& fragments) {
-    if (elements_.empty()) return;
-    std::size_t at = 0;
-    for (const std::size_t fragment : landed.fragments) {
-      const std::size_t count = fragments.sizes()[fragment];
-      add_elements(elements_.data() + fragments.offset(fragment), landed.elements.data() + at, count);
-      subtract_elements(elements_.data() + fragments.offset(fragment), landed.message.data() + at, count);
-      at += count;
-    }
-  }
-
- private:
-  std::vector<T> elements_;
-};
-
 /// The steps whose update is to come, the oldest first. A flight that has landed lends its memory to a later one.
 template <element T>
 class flights {

@@ -102,21 +102,18 @@ class outer_optimizer {
                                             " and ", rounding_.size());
     }
     for (const auto numbers : {momentum, rounding}) {
-      if (!is_finite(numbers))
+      if (!detail::are_finite(numbers))
         detail::refuse<std::invalid_argument>("the saved outer optimizer holds NaN or infinity");
     }
     std::copy(momentum.begin(), momentum.end(), momentum_.begin());
     std::copy(rounding.begin(), rounding.end(), rounding_.begin());
   }
 
-  [[nodiscard]] const outer_optimizer_options& options() const noexcept { return options_; }
-
  private:
   using buffer = std::array<T, detail::block_elements>;
   static constexpr auto largest_number = static_cast<double>((std::numeric_limits<T>::max)());
 
   static T largest_of(std::span<const T> numbers) { return static_cast<T>(max_abs()(numbers)); }
-  static bool is_finite(std::span<const T> numbers) { return detail::are_finite(numbers); }
 
   // By what is largest in what comes and in what is kept: an update that overflows is refused before anything is written.
   void check_size(std::size_t fragment, std::size_t offset, std::span<const T> mean) const {
