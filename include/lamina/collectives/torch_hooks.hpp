@@ -36,31 +36,32 @@ class gradient_hooks {
   /// Throws std::invalid_argument, naming it, for a parameter that requires no gradient, and for one that has two names: it would be summed
   /// twice.
   gradient_hooks(torch::nn::Module& network, std::function<void(std::size_t layer)> ready)
-      : shared_(std::make_shared<shared>(shared{std::move(ready), {}, {}, false})) {
-    std::vector<torch::Tensor> tensors;
+      : shared_(std::make_shared<shared>()) {
     for (const auto& each : network.named_parameters()) {
       if (!each.value().requires_grad()) {
-        take_off();
         throw std::invalid_argument("parameter '" + each.key() +
                                     "' requires no gradient: it would never be ready");
       }
-      for (std::size_t l = 0; l < tensors.size(); ++l) {
-        if (!tensors[l].is_same(each.value())) continue;
-        take_off();
+      // The tensor holds its node weakly: without this one there would be another at each pass, and no hook.
+      const auto node = torch::autograd::impl::grad_accumulator(each.value());
+      for (std::size_t l = 0; l < nodes_.size(); ++l) {
+        if (nodes_[l] != node) continue;
         throw std::invalid_argument("parameters '" + shared_->names[l] + "' and '" + each.key() +
                                     "' are one tensor: it would be summed twice");
       }
-      tensors.push_back(each.value());
+      nodes_.push_back(node);
       shared_->names.push_back(each.key());
-      // The tensor holds its node weakly: without this one there would be another at each pass, and no hook.
-      nodes_.push_back(torch::autograd::impl::grad_accumulator(each.value()));
-      keys_.push_back(nodes_.back()->add_post_hook(std::make_unique<post_hook>(shared_, nodes_.size() - 1)));
     }
+    shared_->ready = std::move(ready);
     shared_->was_called.resize(nodes_.size());
+    for (std::size_t l = 0; l < nodes_.size(); ++l)
+      keys_.push_back(nodes_[l]->add_post_hook(std::make_unique<post_hook>(shared_, l)));
   }
   gradient_hooks(const gradient_hooks&) = delete;
   gradient_hooks& operator=(const gradient_hooks&) = delete;
-  ~gradient_hooks() { take_off(); }
+  ~gradient_hooks() {
+    for (std::size_t l = 0; l < keys_.size(); ++l) nodes_[l]->del_post_hook(keys_[l]);
+  }
 
   /// Until resume() nothing is told: for accumulation over several backward passes, of which the last one tells.
   void pause() noexcept { shared_->is_paused = true; }
@@ -117,11 +118,6 @@ class gradient_hooks {
     std::size_t layer_;
   };
 
-  void take_off() noexcept {
-    for (std::size_t l = 0; l < keys_.size(); ++l) nodes_[l]->del_post_hook(keys_[l]);
-    keys_.clear();
-  }
-
   std::shared_ptr<shared> shared_;
   std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;
   std::vector<std::uintptr_t> keys_;
@@ -139,7 +135,6 @@ class LAMINA_VISIBLE gated_module {
   gated_module& operator=(const gated_module&) = default;
   virtual ~gated_module() = default;
 
-  /// In place of the one before.
   void set_gate(gate opens) { opens_ = std::move(opens); }
   void wait_at_gate() const {
     if (opens_) opens_();
@@ -203,13 +198,10 @@ inline void set_gates(torch::nn::Module& network, const std::function<void(std::
                                 "' is of a module without a gate: its forward would not wait for it");
   }
   for (auto& [module, layers] : found) {
-    if (!need) {
-      module->set_gate({});
-      continue;
-    }
-    module->set_gate([need, layers = std::move(layers)] {
+    const auto wait = [need, layers = std::move(layers)] {
       for (const std::size_t l : layers) need(l);
-    });
+    };
+    module->set_gate(need ? gate(wait) : gate());
   }
 }
 
