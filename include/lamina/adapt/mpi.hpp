@@ -125,6 +125,16 @@ void mpi_move(std::span<const int> ranks, std::size_t pieces, mpi_wait wait, con
   }
 }
 
+/// Bytes at several places as one message from MPI_BOTTOM.
+inline MPI_Datatype mpi_type_of(std::span<const int> lengths, std::span<const MPI_Aint> addresses) {
+  MPI_Datatype type = MPI_DATATYPE_NULL;
+  check_mpi(MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(), addresses.data(),
+                                     MPI_BYTE, &type),
+            "MPI_Type_create_hindexed");
+  check_mpi(MPI_Type_commit(&type), "MPI_Type_commit");
+  return type;
+}
+
 /// Segments in pieces that MPI can send from MPI_BOTTOM, of which each may lie in several segments.
 inline std::vector<MPI_Datatype> mpi_pieces(std::span<const std::span<const std::byte>> segments) {
   std::vector<MPI_Datatype> pieces;
@@ -132,11 +142,7 @@ inline std::vector<MPI_Datatype> mpi_pieces(std::span<const std::span<const std:
   std::vector<MPI_Aint> addresses;
   std::size_t room = mpi_piece_bytes;
   const auto close_piece = [&] {
-    MPI_Datatype& type = pieces.emplace_back(MPI_DATATYPE_NULL);
-    check_mpi(MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(), addresses.data(),
-                                       MPI_BYTE, &type),
-              "MPI_Type_create_hindexed");
-    check_mpi(MPI_Type_commit(&type), "MPI_Type_commit");
+    pieces.push_back(mpi_type_of(lengths, addresses));
     lengths.clear();
     addresses.clear();
     room = mpi_piece_bytes;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <chrono>
 #include <cstddef>
@@ -31,8 +30,7 @@ namespace lamina::inline LAMINA_ABI::collectives {
     std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
   const std::size_t layers = model.layers();
   if (own.size() != layers) {
-    throw std::invalid_argument("the order has " + std::to_string(own.size()) + " layers, the model " +
-                                std::to_string(layers));
+    detail::refuse<std::invalid_argument>("the order has ", own.size(), " layers, the model ", layers);
   }
   for (const std::size_t layer : own) model.check_layer(layer);
   struct memory {

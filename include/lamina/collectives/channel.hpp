@@ -11,6 +11,7 @@
 #include <string>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
 
 /// \file
 /// What carries messages between ranks: the interface that a transport implements, as mpi_channel.hpp does. Read it after sum.hpp.
@@ -89,8 +90,8 @@ class patience {
   /// Throws std::invalid_argument for a timeout that is not above 0.
   explicit patience(std::chrono::milliseconds timeout) : timeout_(timeout) {
     if (timeout.count() <= 0) {
-      throw std::invalid_argument("a timeout of " + std::to_string(timeout.count()) +
-                                  " ms: it must be above 0");
+      lamina::detail::refuse<std::invalid_argument>("a timeout of ", timeout.count(),
+                                                    " ms: it must be above 0");
     }
   }
 

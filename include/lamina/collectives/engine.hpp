@@ -86,12 +86,16 @@ class engine {
         plan_(std::move(given)),
         options_(options),
         memory_(std::make_shared<memory>()),
-        staging_(checked(plan_, over), over.rank(), static_cast<bool>(options.update), memory_->of_staging),
+        staging_(plan_, over.rank(), static_cast<bool>(options.update), memory_->of_staging),
         executor_(over, plan_.fingerprint(), staging_.most_elements(), memory_->of_executor,
                   options.piece_bytes, options.timeout),
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()),
         tasks_(plan_.tasks(static_cast<bool>(options.update))) {
+    if (plan_.ranks() != over.ranks()) {
+      detail::refuse<std::invalid_argument>("the plan is for ", plan_.ranks(), " ranks, the channel has ",
+                                            over.ranks());
+    }
     for (std::size_t k = 0; k < tasks_.size(); ++k) buckets_[tasks_[k].bucket].last_task = k;
     now_ = tasks_.size();
     if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
@@ -119,8 +123,7 @@ class engine {
   /// Begins the next step; waits for what is left of the last. std::logic_error, naming a layer, where one was not handed over in
   /// the last step.
   void begin_step() {
-    check_caller();
-    rethrow();
+    check_usable();
     for (std::size_t l = 0; step_ > 0 && l < layers_.size(); ++l) {
       if (layers_[l] == phase::open) throw std::logic_error(sentence(l, " was not ready"));
     }
@@ -157,7 +160,7 @@ class engine {
   [[nodiscard]] bool is_done(std::size_t layer) {
     const std::size_t last = buckets_[plan_.bucket_of(layer)].last_task;
     const std::lock_guard lock(mutex_);
-    rethrow();
+    check_usable();
     return step_ == 0 || now_ > last;
   }
 
@@ -181,10 +184,9 @@ class engine {
 
   /// Moves messages on with progress_by::caller; whether anything moved. std::logic_error with a thread.
   bool poll() {
-    check_caller();
+    check_usable();
     if (thread_.joinable()) throw std::logic_error("the engine's thread moves messages on");
-    rethrow();
-    return guarded([&] { return advance(); });
+    return advance_or_fail();
   }
 
   [[nodiscard]] engine_totals totals() const {
@@ -205,14 +207,9 @@ class engine {
     std::size_t missing = 0;  // layers that were not handed over
   };
 
-  static const plan& checked(const plan& given, const channel& over) {
-    if (given.ranks() == over.ranks()) return given;
-    throw std::invalid_argument("the plan is for " + std::to_string(given.ranks()) +
-                                " ranks, the channel has " + std::to_string(over.ranks()));
-  }
   [[nodiscard]] std::string sentence(std::size_t layer, const char* what) const {
-    return "layer " + std::to_string(layer) + " '" + plan_.model()[layer].name + "'" + what + " in step " +
-           std::to_string(step_);
+    return lamina::detail::sentence("layer ", layer, " '", plan_.model()[layer].name, "'", what, " in step ",
+                                    step_);
   }
   [[nodiscard]] std::span<float> whole(std::size_t layer) {
     if (step_ == 0 || !is_done(layer)) throw std::logic_error(sentence(layer, " is not summed yet"));
@@ -220,34 +217,27 @@ class engine {
     return staging_.whole(layer);
   }
   // The error is written once, before has_failed_ is set.
-  void rethrow() const {
+  void check_usable() const {
     if (has_failed_.load(std::memory_order_acquire)) std::rethrow_exception(error_);
+    if (updater_.load(std::memory_order_relaxed) == std::this_thread::get_id())
+      throw std::logic_error("options.update calls the engine that has called it");
   }
-  void fail() {
-    {
-      const std::lock_guard lock(mutex_);
-      error_ = std::current_exception();
-      has_failed_.store(true, std::memory_order_release);
-    }
-    done_.notify_all();
-  }
-  template <class Work>
-  bool guarded(const Work& work) {
+  bool advance_or_fail() {
     try {
-      return work();
+      return advance();
     } catch (...) {
-      fail();
+      {
+        const std::lock_guard lock(mutex_);
+        error_ = std::current_exception();
+        has_failed_.store(true, std::memory_order_release);
+      }
+      done_.notify_all();
       throw;
     }
   }
 
-  void check_caller() const {
-    if (updater_.load(std::memory_order_relaxed) == std::this_thread::get_id())
-      throw std::logic_error("options.update calls the engine that has called it");
-  }
   void check_open(std::size_t layer) const {
-    check_caller();
-    rethrow();
+    check_usable();
     if (step_ == 0) throw std::logic_error("a layer is handed over before the first step has begun");
     if (layers_[layer] != phase::open) throw std::logic_error(sentence(layer, " is handed over twice"));
   }
@@ -264,9 +254,8 @@ class engine {
   }
 
   void wait_for(std::size_t count) {
-    check_caller();
     std::unique_lock lock(mutex_);
-    rethrow();
+    check_usable();
     if (step_ == 0) return;
     for (std::size_t k = 0; k < count; ++k) {
       const std::size_t b = tasks_[k].bucket;
@@ -290,7 +279,7 @@ class engine {
       }
       totals_.waited_seconds += std::chrono::duration<double>(clock::now() - begin).count();
     }
-    rethrow();
+    check_usable();
   }
 
   // Looks again and again, and sleeps longer from time to time while nothing moves: a rank that computes
@@ -301,7 +290,7 @@ class engine {
     constexpr std::chrono::microseconds longest_nap{200};
     auto nap = shortest_nap;
     while (!is_over()) {
-      if (guarded([&] { return advance(); })) {
+      if (advance_or_fail()) {
         nap = shortest_nap;
       } else {
         std::this_thread::sleep_for(nap);
@@ -323,7 +312,7 @@ class engine {
           return is_stopping_ || !has_work();
         });
       }
-    } catch (...) {  // fail() has kept it for the caller
+    } catch (...) {  // kept for the caller
     }
   }
 
@@ -380,7 +369,11 @@ class engine {
     const std::span<float> summed = ended.elements;
     const bool is_last = is_opened_ && summed_ + summed.size() == staging_.elements();
     if (is_opened_) finish_chunk(ended);
-    if (is_last && ended.what == operation::reduce_scatter) update_own_shards();
+    if (is_last && ended.what == operation::reduce_scatter) {
+      updater_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+      staging_.for_each_own_shard(options_.update);
+      updater_.store({}, std::memory_order_relaxed);  // not where it throws: the engine has ended
+    }
     {
       const std::lock_guard lock(mutex_);
       totals_.sent_bytes = executor_.sent_bytes();
@@ -393,16 +386,6 @@ class engine {
       is_opened_ = true;
     }
     if (is_last) done_.notify_all();
-  }
-  // Also where the update throws: what is called later then throws its error, and no other.
-  void update_own_shards() {
-    struct mark {
-      std::atomic<std::thread::id>& updater;
-      ~mark() { updater.store({}, std::memory_order_relaxed); }
-    };
-    updater_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-    const mark now{updater_};
-    staging_.for_each_own_shard(options_.update);
   }
   void finish_chunk(const collective& ended) {
     if (ended.what != operation::all_gather) {

@@ -20,6 +20,8 @@
 #include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum.hpp"
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/loops.hpp"
+#include "lamina/detail/raise.hpp"
 
 /// \file
 /// Runs one schedule over a channel, without blocking. Read it after channel.hpp.
@@ -138,15 +140,14 @@ class executor {
     if (least == 0)
       throw std::invalid_argument("a piece of a round must have room for a header and an element");
     if (most_elements > (std::numeric_limits<std::uint32_t>::max)()) {
-      throw std::invalid_argument("a collective of " + std::to_string(most_elements) +
-                                  " elements is too long: a header counts them in 32 bits");
+      detail::refuse<std::invalid_argument>("a collective of ", most_elements,
+                                            " elements is too long: a header counts them in 32 bits");
     }
     const std::size_t most_pieces = most_elements / least + most_joined;
     if (2 * most_pieces > channel::most_tickets) {
-      throw std::invalid_argument("a collective of " + std::to_string(most_elements) +
-                                  " elements would go in " + std::to_string(most_pieces) +
-                                  " pieces at once, of which a channel bears " +
-                                  std::to_string(channel::most_tickets / 2));
+      detail::refuse<std::invalid_argument>("a collective of ", most_elements, " elements would go in ",
+                                            most_pieces, " pieces at once, of which a channel bears ",
+                                            channel::most_tickets / 2);
     }
     memory_.scratch.resize(most_elements + channel_.ranks());
     incoming_.reserve(most_pieces);
@@ -159,7 +160,7 @@ class executor {
   void start(const collective& what) {
     if (is_running()) throw std::logic_error("one collective at a time");
     if (what.payload != payload_type::as_is && what.how != algorithm::pairwise)
-      throw std::logic_error(std::string(name_of(what.how)) + " has no payload " + name_of(what.payload));
+      detail::refuse<std::logic_error>(name_of(what.how), " has no payload ", name_of(what.payload));
     now_ = what;
     patience_.renew();
     rounds_of(what.what, what.how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
@@ -362,14 +363,14 @@ class executor {
       if (!is_known || !each.has_arrived || each.is_settled) continue;
       round_ = each.round;
       const round& now = rounds_[round_];
-      check(each, has_header);
+      check_piece(each, has_header);
       // Where a whole vector is sent and added to at once, it must have left first.
       const bool adds = now.on_arrival == arrival::add;
       if (adds && open_sends_ > 0 && now.send && now.send->elements.overlaps(now.receive->elements)) continue;
       const std::span<float> place =
           now_.elements.subspan(now.receive->elements.begin + each.elements.begin, each.elements.size());
       if (adds) {
-        add_to(place, std::span(memory_.scratch).subspan(each.elements.begin, each.elements.size()));
+        lamina::detail::add_elements(place.data(), &memory_.scratch[each.elements.begin], place.size());
       } else if (now.on_arrival == arrival::put && is_rounded()) {
         detail::widen(now_.payload, target(now).data() + each.elements.begin * element_bytes(), place);
       }
@@ -377,7 +378,7 @@ class executor {
     }
   }
 
-  void check(const incoming_piece& piece, bool has_header) const {
+  void check_piece(const incoming_piece& piece, bool has_header) const {
     const transfer& due = *rounds_[piece.round].receive;
     const std::size_t header_bytes = has_header ? round_header::size_bytes : 0;
     const std::size_t expected = header_bytes + piece.elements.size() * element_bytes();

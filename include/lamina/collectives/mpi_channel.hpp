@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -20,6 +19,7 @@
 
 #include "lamina/adapt/mpi.hpp"
 #include "lamina/collectives/channel.hpp"
+#include "lamina/collectives/schedule.hpp"
 #include "lamina/detail/abi.hpp"
 
 /// \file
@@ -51,8 +51,9 @@ class mpi_channel final : public channel {
     int level = MPI_THREAD_SINGLE;
     check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
     if (level < MPI_THREAD_SERIALIZED) {
-      throw std::runtime_error("this MPI gives threads level " + std::to_string(level) + "; overlap needs " +
-                               std::to_string(MPI_THREAD_SERIALIZED) + " (serialized): call MPI_Init_thread");
+      detail::refuse<std::runtime_error>("this MPI gives threads level ", level, "; overlap needs ",
+                                         static_cast<int>(MPI_THREAD_SERIALIZED),
+                                         " (serialized): call MPI_Init_thread");
     }
     check_mpi(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
     check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
@@ -143,13 +144,9 @@ class mpi_channel final : public channel {
   ticket post(std::size_t peer, bool is_send, two_parts<const std::byte> message, const Call& call) {
     using lamina::detail::check_mpi;
     if (is_abandoned_) throw_abandoned();
-    if (peer >= ranks_) {
-      throw std::out_of_range("rank " + std::to_string(peer) + " is out of range: there are " +
-                              std::to_string(ranks_) + " ranks");
-    }
-    if (message.size() > static_cast<std::size_t>((std::numeric_limits<int>::max)()))
-      throw std::invalid_argument("a message of " + std::to_string(message.size()) +
-                                  " bytes is too long for MPI");
+    detail::check_rank(peer, ranks_);
+    if (!std::in_range<int>(message.size()))
+      detail::refuse<std::invalid_argument>("a message of ", message.size(), " bytes is too long for MPI");
     const std::lock_guard lock(mpi_mutex());
     std::size_t free = 0;
     while (free < used_ && requests_[free] != MPI_REQUEST_NULL) ++free;
@@ -166,11 +163,7 @@ class mpi_channel final : public channel {
       std::array<MPI_Aint, 2> addresses{};
       check_mpi(MPI_Get_address(message.header.data(), addresses.data()), "MPI_Get_address");
       check_mpi(MPI_Get_address(message.elements.data(), &addresses[1]), "MPI_Get_address");
-      MPI_Datatype type = MPI_DATATYPE_NULL;
-      check_mpi(MPI_Type_create_hindexed(message.elements.empty() ? 1 : 2, lengths.data(), addresses.data(),
-                                         MPI_BYTE, &type),
-                "MPI_Type_create_hindexed");
-      check_mpi(MPI_Type_commit(&type), "MPI_Type_commit");
+      MPI_Datatype type = lamina::detail::mpi_type_of(lengths, addresses);
       const int code = call(MPI_BOTTOM, 1, type, requests_[free]);
       MPI_Type_free(&type);  // MPI keeps what a message under way needs
       check_message(code, peer);

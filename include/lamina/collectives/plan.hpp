@@ -29,8 +29,10 @@ namespace lamina::inline LAMINA_ABI::collectives {
 enum class layer_class : std::uint8_t { convolutional, fully_connected };
 
 /// How the algorithm of a bucket is chosen.
-class algorithm_choice {
- public:
+struct algorithm_choice {
+  algorithm convolutional;
+  algorithm fully_connected;
+
   /// The same for all.
   static constexpr algorithm_choice always(algorithm how) noexcept { return {how, how}; }
   /// A butterfly for convolutional layers, a ring for fully connected ones (Kim, Yeo and Oh 2021).
@@ -39,15 +41,8 @@ class algorithm_choice {
   }
 
   [[nodiscard]] constexpr algorithm of(layer_class kind) const noexcept {
-    return kind == layer_class::fully_connected ? fully_connected_ : convolutional_;
+    return kind == layer_class::fully_connected ? fully_connected : convolutional;
   }
-
- private:
-  constexpr algorithm_choice(algorithm convolutional, algorithm fully_connected) noexcept
-      : convolutional_(convolutional), fully_connected_(fully_connected) {}
-
-  algorithm convolutional_;
-  algorithm fully_connected_;
 };
 
 struct plan_options {
@@ -93,15 +88,10 @@ class plan {
         chunk_bytes_(options.chunk_bytes),
         payload_(options.payload),
         bucket_of_(model.layers()) {
-    if (ranks == 0) throw std::invalid_argument("a plan for no ranks");
-    if (chunk_bytes_ < least_chunk_bytes) {
-      throw std::invalid_argument("chunks of " + std::to_string(chunk_bytes_) + " bytes: at least " +
-                                  std::to_string(least_chunk_bytes) + " are needed");
-    }
-    if (classes.size() != model.layers()) {
-      throw std::invalid_argument("there are " + std::to_string(classes.size()) + " classes for " +
-                                  std::to_string(model.layers()) + " layers");
-    }
+    if (ranks == 0) refuse("a plan for no ranks");
+    if (chunk_bytes_ < 4096) refuse("chunks of ", chunk_bytes_, " bytes: at least 4096 are needed");
+    if (classes.size() != model.layers())
+      refuse("there are ", classes.size(), " classes for ", model.layers(), " layers");
     check_order(ready_order);
     const std::size_t bucket_bytes = options.bucket_bytes.value_or(default_bucket_bytes(ranks));
     bool is_open = false;
@@ -151,7 +141,10 @@ class plan {
   }
 
  private:
-  static constexpr std::size_t least_chunk_bytes = 4096;
+  template <class... Words>
+  [[noreturn]] static void refuse(const Words&... words) {
+    detail::refuse<std::invalid_argument>(words...);
+  }
 
   static std::size_t default_bucket_bytes(std::size_t ranks) {
     constexpr std::size_t least = 64 << 10U;
@@ -162,37 +155,33 @@ class plan {
   void check_order(std::span<const std::size_t> order) const {
     std::vector<bool> is_there(model_.layers());
     for (const std::size_t layer : order) {
-      if (layer >= is_there.size())
-        throw std::invalid_argument("the order has layer " + std::to_string(layer) + ", which there is not");
-      if (is_there[layer])
-        throw std::invalid_argument("layer '" + model_[layer].name + "' stands twice in the order");
+      if (layer >= is_there.size()) refuse("the order has layer ", layer, ", which there is not");
+      if (is_there[layer]) refuse("layer '", model_[layer].name, "' stands twice in the order");
       is_there[layer] = true;
     }
-    const auto missing = std::ranges::find(is_there, false) - is_there.begin();
-    if (missing == std::ssize(is_there)) return;
-    throw std::invalid_argument("layer '" + model_[static_cast<std::size_t>(missing)].name +
-                                "' is missing in the order");
+    for (std::size_t layer = 0; layer < is_there.size(); ++layer)
+      if (!is_there[layer]) refuse("layer '", model_[layer].name, "' is missing in the order");
   }
 
   // An algorithm that adds on the way would round at each rank.
   void check_payload() const {
-    if (std::ranges::find(all_sum_payloads, payload_) == all_sum_payloads.end()) {
-      throw std::invalid_argument("sums travel as_is, as float16 or as bfloat16, not as payload " +
-                                  std::to_string(static_cast<int>(payload_)));
+    if (payload_ == payload_type::as_is) return;
+    if (payload_ != payload_type::float16 && payload_ != payload_type::bfloat16) {
+      refuse("sums travel as_is, as float16 or as bfloat16, not as payload ", static_cast<int>(payload_));
     }
     for (const bucket& each : buckets_) {
-      if (payload_ == payload_type::as_is || each.how == algorithm::pairwise) continue;
-      throw std::invalid_argument(std::string("sums travel as ") + name_of(payload_) +
-                                  " by pairwise alone, not by " + name_of(each.how));
+      if (each.how == algorithm::pairwise) continue;
+      refuse("sums travel as ", name_of(payload_), " by pairwise alone, not by ", name_of(each.how));
     }
   }
 
   [[nodiscard]] std::uint64_t hash_of_all() const {
     std::uint64_t hash = lamina::detail::fnv_basis;
     const auto add = [&](std::uint64_t number) { hash = lamina::detail::fnv_number(hash, number); };
-    for (const std::uint64_t each : {model_.fingerprint(), std::uint64_t{ranks_}, std::uint64_t{chunk_bytes_},
-                                     static_cast<std::uint64_t>(payload_)})
-      add(each);
+    add(model_.fingerprint());
+    add(ranks_);
+    add(chunk_bytes_);
+    add(static_cast<std::uint64_t>(payload_));
     for (const bucket& each : buckets_) {
       add(static_cast<std::uint64_t>(each.how));
       add(each.layers.size());

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
 
 /// \file
 /// Who sends which elements to whom, in which round, as data: no communication here. Read this header first.
@@ -39,18 +40,23 @@ enum class operation : std::uint8_t {
 inline constexpr std::array all_algorithms = {algorithm::pairwise, algorithm::ring,
                                               algorithm::halving_doubling};
 
-/// "pairwise", "ring", ...; "unknown" for a number that is none of them.
-[[nodiscard]] constexpr const char* name_of(algorithm which) noexcept {
-  constexpr std::array names = {"pairwise", "ring", "halving_doubling"};
+namespace detail {
+
+template <class Enum>
+constexpr const char* name_in(const std::array<const char*, 3>& names, Enum which) noexcept {
   const auto index = static_cast<std::size_t>(which);
   return index < names.size() ? names[index] : "unknown";
 }
 
-/// "all_reduce", ...; "unknown" for a number that is none of them.
+}  // namespace detail
+
+/// "pairwise", "ring", ...; "unknown" for a number that is none of them.
+[[nodiscard]] constexpr const char* name_of(algorithm which) noexcept {
+  return detail::name_in({"pairwise", "ring", "halving_doubling"}, which);
+}
+/// Likewise.
 [[nodiscard]] constexpr const char* name_of(operation which) noexcept {
-  constexpr std::array names = {"all_reduce", "reduce_scatter", "all_gather"};
-  const auto index = static_cast<std::size_t>(which);
-  return index < names.size() ? names[index] : "unknown";
+  return detail::name_in({"all_reduce", "reduce_scatter", "all_gather"}, which);
 }
 
 /// Elements [begin, end) of the vector of a collective.
@@ -97,6 +103,13 @@ inline constexpr std::size_t most_joined = 8;
 
 namespace detail {
 
+using lamina::detail::refuse;
+
+inline void check_rank(std::size_t rank, std::size_t ranks) {
+  if (rank >= ranks)
+    refuse<std::out_of_range>("rank ", rank, " is out of range: there are ", ranks, " ranks");
+}
+
 /// Shard `index` of `count`: [n·i/P, n·(i+1)/P), rounded down; the same as 128 bits would give.
 [[nodiscard]] constexpr element_range shard_of(std::size_t elements, std::size_t count,
                                                std::size_t index) noexcept {
@@ -109,34 +122,18 @@ class schedule_writer {
  public:
   /// Throws std::out_of_range for a rank that there is not.
   schedule_writer(std::vector<round>& rounds, std::size_t ranks, std::size_t rank, std::size_t elements)
-      : rounds_(rounds),
-        ranks_(ranks),
-        rank_(rank),
-        elements_(elements),
-        doubled_(std::bit_floor(ranks)),
-        folded_(ranks - doubled_) {
-    if (rank >= ranks) {
-      throw std::out_of_range("rank " + std::to_string(rank) + " is out of range: there are " +
-                              std::to_string(ranks) + " ranks");
-    }
+      : rounds_(rounds), ranks_(ranks), rank_(rank), elements_(elements), doubled_(std::bit_floor(ranks)) {
+    check_rank(rank, ranks);
     rounds_.clear();
   }
 
   void write(algorithm how, bool gathers) {
-    switch (how) {
-      case algorithm::pairwise:
-        pairwise(gathers);
-        break;
-      case algorithm::ring:
-        ring(gathers);
-        break;
-      case algorithm::halving_doubling:
-        if (!gathers) fold(arrival::add);
-        for (std::size_t parts = 1; parts < doubled_; parts *= 2)
-          exchange_halves(gathers ? doubled_ / (2 * parts) : parts, gathers);
-        if (gathers) fold(arrival::put);
-        break;
-    }
+    if (how == algorithm::pairwise) return pairwise(gathers);
+    if (how == algorithm::ring) return ring(gathers);
+    if (!gathers) fold(gathers);
+    for (std::size_t parts = 1; parts < doubled_; parts *= 2)
+      exchange_halves(gathers ? doubled_ / (2 * parts) : parts, gathers);
+    if (gathers) fold(gathers);
   }
 
   [[nodiscard]] element_range shard(std::size_t index) const { return shard_of(elements_, ranks_, index); }
@@ -182,30 +179,25 @@ class schedule_writer {
                 gathers ? arrival::put : arrival::add);
     }
   }
-  // Between partners that have the same one of so many parts, of which each keeps a half.
+  // Between partners that have the same one of so many parts, of which each keeps a half. Ranks beyond the power of two have none.
   void exchange_halves(std::size_t parts, bool gathers) {
     const std::size_t distance = doubled_ / (2 * parts);
     const bool is_upper = (rank_ & distance) != 0;
     const element_range own = half(halved(parts), is_upper);
     const element_range other = half(halved(parts), !is_upper);
-    if (rank_ >= doubled_)
-      rounds_.emplace_back();
-    else if (gathers)
-      add_round(rank_ ^ distance, own, rank_ ^ distance, other, arrival::put);
-    else
-      add_round(rank_ ^ distance, other, rank_ ^ distance, own, arrival::add);
+    const std::size_t partner = rank_ ^ distance;
+    add_round(partner, gathers ? own : other, partner, gathers ? other : own,
+              gathers ? arrival::put : arrival::add);
   }
   // Ranks beyond the largest power of two give theirs to a partner, or get the sum back.
-  void fold(arrival on_arrival) {
-    if (folded_ == 0) return;
+  void fold(bool gathers) {
+    if (doubled_ == ranks_) return;
     const bool is_beyond = rank_ >= doubled_;
-    if (!is_beyond && rank_ >= folded_) {
-      rounds_.emplace_back();
-      return;
-    }
-    const std::size_t peer = is_beyond ? rank_ - doubled_ : rank_ + doubled_;
-    const bool sends = is_beyond == (on_arrival == arrival::add);
-    add_round(peer, sends ? all() : element_range{}, peer, sends ? element_range{} : all(), on_arrival);
+    const std::size_t partner = is_beyond ? rank_ - doubled_ : rank_ + doubled_;
+    const element_range moved = partner < ranks_ ? all() : element_range{};
+    const bool sends = is_beyond != gathers;
+    add_round(partner, sends ? moved : element_range{}, partner, sends ? element_range{} : moved,
+              gathers ? arrival::put : arrival::add);
   }
 
   std::vector<round>& rounds_;
@@ -213,14 +205,13 @@ class schedule_writer {
   std::size_t rank_;
   std::size_t elements_;
   std::size_t doubled_;  // the largest power of two that is not above ranks_
-  std::size_t folded_;
 };
 
 }  // namespace detail
 
 /// Writes the rounds of `rank` over what `rounds` holds; no allocation where its capacity is enough.
 ///
-/// Algorithms, with P ranks, p' the largest power of two that is not above P, k = log2 p':
+/// Algorithms, with P ranks, p' the largest power of two that is not above P:
 ///  - pairwise: round d sends to rank r + d and receives from r - d, mod P, most_joined of them at once; shard r is folded in rank order
 ///    once all are there.
 ///  - ring: P - 1 rounds to r + 1 that add, P - 1 that hand on.

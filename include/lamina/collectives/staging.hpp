@@ -96,13 +96,11 @@ class staging {
     const std::size_t count = (std::min)(plan_.chunk_elements(), elements_ - begin);
     if (!has_owners_) return std::span(memory_.gradients).subspan(first_element_ + begin, count);
     const std::span<float> rows = std::span(memory_.rows).first(count);
-    const bool sends_all = what == operation::reduce_scatter;
-    for (std::size_t row = sends_all ? 0 : own_; row < (sends_all ? ranks_ : own_ + 1); ++row) {
-      for_each_run(begin, count, row, [](std::span<float> layer, std::span<float> in_row) {
-        std::ranges::copy(layer, in_row.begin());
-        std::ranges::fill(in_row.subspan(layer.size()), 0.0F);
-      });
-    }
+    for_each_run(begin, count, what == operation::reduce_scatter,
+                 [](std::span<float> layer, std::span<float> in_row) {
+                   std::ranges::copy(layer, in_row.begin());
+                   std::ranges::fill(in_row.subspan(layer.size()), 0.0F);
+                 });
     return rows;
   }
   /// Of shards: this rank's sums in a collective.
@@ -112,12 +110,10 @@ class staging {
   }
   /// Of shards: a collective is done. Puts this rank's sums, or all shards, where the layers wait.
   void settle(std::size_t begin, std::size_t count, operation what) {
-    const bool takes_all = what == operation::all_gather;
-    for (std::size_t row = takes_all ? 0 : own_; row < (takes_all ? ranks_ : own_ + 1); ++row) {
-      for_each_run(begin, count, row, [](std::span<float> layer, std::span<float> in_row) {
-        std::ranges::copy(in_row.first(layer.size()), layer.begin());
-      });
-    }
+    for_each_run(begin, count, what == operation::all_gather,
+                 [](std::span<float> layer, std::span<float> in_row) {
+                   std::ranges::copy(in_row.first(layer.size()), layer.begin());
+                 });
   }
   /// Calls visit(layer, begin, elements) with this rank's shard of each layer that is sent of the bucket, unless it is empty.
   template <class Visit>
@@ -145,8 +141,8 @@ class staging {
   void check_shards(algorithm how) const {
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
       if (owned_elements(how, ranks_, rank, ranks_).size() == 1) continue;
-      throw std::invalid_argument(
-          std::string(name_of(how)) + " over " + std::to_string(ranks_) +
+      refuse<std::invalid_argument>(
+          name_of(how), " over ", ranks_,
           " ranks does not leave a shard to each of them: owners need pairwise or ring, or "
           "halving_doubling over a power of two, as algorithm_choice::always() sets it");
     }
@@ -160,25 +156,28 @@ class staging {
                         memory_.gradients.begin() + static_cast<std::ptrdiff_t>(begins_[layer]));
   }
 
-  // Calls work(elements of a layer, the same in the row) for the part of a row that a collective has: `count` elements of all rows from
-  // `begin` on. The row's part is as long or longer, where the shard has no elements any more.
+  // Calls work(elements of a layer, the same in the row) for what a collective has of this rank's row, or of all: `count` elements of all
+  // rows from `begin` on. The row's span is as long or longer, where the shard has no elements any more.
   template <class Work>
-  void for_each_run(std::size_t begin, std::size_t count, std::size_t row, const Work& work) {
+  void for_each_run(std::size_t begin, std::size_t count, bool of_all_rows, const Work& work) {
     const std::size_t first = begin / ranks_;  // column
     const std::size_t columns = count / ranks_;
-    const std::span<float> of_row = std::span(memory_.rows).subspan(row * columns, columns);
-    std::size_t column = 0;  // where the layer begins
-    for (const std::size_t layer : kept_) {
-      const std::size_t width = shard_elements(layer);
-      const std::size_t from = (std::max)(column, first);
-      const std::size_t to = (std::min)(column + width, first + columns);
-      if (from < to) {
-        const element_range of_layer = shard(layer, row);
-        const std::size_t skipped = (std::min)(from - column, of_layer.size());
-        const std::size_t taken = (std::min)(to - from, of_layer.size() - skipped);
-        work(place(layer).subspan(of_layer.begin + skipped, taken), of_row.subspan(from - first, to - from));
+    for (std::size_t row = of_all_rows ? 0 : own_; row < (of_all_rows ? ranks_ : own_ + 1); ++row) {
+      const std::span<float> of_row = std::span(memory_.rows).subspan(row * columns, columns);
+      std::size_t column = 0;  // where the layer begins
+      for (const std::size_t layer : kept_) {
+        const std::size_t width = shard_elements(layer);
+        const std::size_t from = (std::max)(column, first);
+        const std::size_t to = (std::min)(column + width, first + columns);
+        if (from < to) {
+          const element_range of_layer = shard(layer, row);
+          const std::size_t skipped = (std::min)(from - column, of_layer.size());
+          const std::size_t taken = (std::min)(to - from, of_layer.size() - skipped);
+          work(place(layer).subspan(of_layer.begin + skipped, taken),
+               of_row.subspan(from - first, to - from));
+        }
+        column += width;
       }
-      column += width;
     }
   }
 

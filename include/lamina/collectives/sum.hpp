@@ -28,25 +28,14 @@
 /// beyond the range of float16 become its largest; NaN and infinity stay what they are.
 namespace lamina::inline LAMINA_ABI::collectives {
 
-/// to[i] += from[i]. Bitwise identical at every instruction set, also with -ffast-math.
-inline void add_to(std::span<float> to, std::span<const float> from) {
-  lamina::detail::add_elements(to.data(), from.data(), to.size());
-}
-
 /// Where the elements from `sender` are held on `rank`: the ranks but `rank` itself, in order.
 [[nodiscard]] constexpr std::size_t held_place(std::size_t rank, std::size_t sender) noexcept {
   return sender < rank ? sender : sender - 1;
 }
 
-/// Types as which numbers travel to be summed.
-inline constexpr std::array all_sum_payloads = {payload_type::as_is, payload_type::float16,
-                                                payload_type::bfloat16};
-
-/// "as_is", "float16", "bfloat16"; "no payload of sums" for another.
+/// Of the types as which numbers travel to be summed: "as_is", "float16", "bfloat16".
 [[nodiscard]] constexpr const char* name_of(payload_type which) noexcept {
-  constexpr std::array names = {"as_is", "float16", "bfloat16"};
-  const auto index = static_cast<std::size_t>(which);
-  return index < names.size() ? names[index] : "no payload of sums";
+  return detail::name_in({"as_is", "float16", "bfloat16"}, which);
 }
 
 /// Bytes of a number on its way.
@@ -90,7 +79,8 @@ inline void fold_in_rank_order(payload_type type, std::size_t rank, std::size_t 
       return {reinterpret_cast<const float*>(from), here.size()};
     };
     std::ranges::copy(numbers_of(0), sum.begin());
-    for (std::size_t r = 1; r < ranks; ++r) add_to(sum, numbers_of(r));
+    for (std::size_t r = 1; r < ranks; ++r)
+      lamina::detail::add_elements(sum.data(), numbers_of(r).data(), sum.size());
     std::ranges::copy(sum, here.begin());
   }
 }
