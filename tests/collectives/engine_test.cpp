@@ -272,8 +272,8 @@ TEST_CASE("executor: nothing is added of a round whose header is refused") {
       rank_vectors elements = {std::vector<float>(100, 1.0F), std::vector<float>(100, 2.0F)};
       collectives::executor sender(network.of(0), 7, 100, memories[0], in_turn().piece_bytes);
       collectives::executor receiver(network.of(1), 7, 100, memories[1], in_turn().piece_bytes);
-      sender.start({.number = 3, .step = 2, .how = how, .elements = elements[0]});
-      receiver.start({.number = 3, .step = 2, .how = how, .elements = elements[1]});
+      sender.start({.header = {.number = 3, .step = 2, .how = how}, .elements = elements[0]});
+      receiver.start({.header = {.number = 3, .step = 2, .how = how}, .elements = elements[1]});
       CHECK_THROWS_AS(
           [&] {
             for (int k = 0; k < 100; ++k) {
@@ -290,7 +290,8 @@ TEST_CASE("executor: nothing is added of a round whose header is refused") {
   collectives::executor executor(network.of(0), 7, 100, memory);
   std::vector<float> elements(100);
   CHECK(message_of<std::logic_error>([&] {
-          executor.start({.how = algorithm::ring, .payload = payload_type::bfloat16, .elements = elements});
+          executor.start(
+              {.header = {.how = algorithm::ring}, .payload = payload_type::bfloat16, .elements = elements});
         }) == "ring has no payload bfloat16");
 }
 

@@ -47,7 +47,7 @@ namespace lamina::inline LAMINA_ABI::collectives {
   executor exchange(over, model.fingerprint(), shared->orders.size(), shared->of_executor,
                     default_piece_bytes, timeout);
   try {
-    exchange.start({.what = operation::all_gather, .elements = shared->orders});
+    exchange.start({.header = {.what = operation::all_gather}, .elements = shared->orders});
     while (exchange.is_running()) {
       if (!exchange.advance()) std::this_thread::sleep_for(std::chrono::microseconds(5));
     }

@@ -3,7 +3,7 @@
 
 /// \file
 /// All of lamina/collectives but mpi_channel.hpp, which needs MPI, and torch_hooks.hpp, which needs torch. In the order in which they are
-/// best read: schedule, sum, channel, executor, agreement, cost, plan, staging, engine; mpi_channel, torch_hooks.
+/// best read: schedule, sum, channel, executor, agreement, plan, staging, engine; mpi_channel, torch_hooks.
 
 #include "lamina/collectives/agreement.hpp"
 #include "lamina/collectives/channel.hpp"

@@ -45,17 +45,15 @@ struct engine_options {
   /// A rank that is not heard of for so long while a collective waits for it is an error; time in which it may compute counts. Time in
   /// which this rank does not look does not: between two looks 10 ms count at most.
   std::chrono::milliseconds timeout = std::chrono::minutes(2);
-  /// Each layer is cut into a shard for each rank, its owner. The owner alone gets the mean of its shard, and updates it, and the
-  /// new parameters go to all ranks in place of the means: optimizer state is a P-th on each rank. Called by who moves messages on,
-  /// with the shards of this rank of each bucket, in the order of the plan, once all of the bucket is summed; what it throws ends
-  /// the engine. It must not call the engine, which is then refused with std::logic_error, and may read the parameters of its layer, which
-  /// nobody writes meanwhile, but not those of others. Every rank has one, or none has. Without it the mean goes to all.
+  /// Each layer is cut into a shard for each rank, its owner, which gets the mean of the shard and updates it; the new parameters go to
+  /// all ranks in place of the means. Called by who moves messages on, with the shards of this rank of each bucket, in the order of the
+  /// plan, once all of the bucket is summed; what it throws ends the engine. It must not call the engine, which is then refused with
+  /// std::logic_error, and may read the parameters of its layer, but not those of others. Every rank has one, or none has.
   owner_update update = {};
 };
 
 /// What the steps so far took.
 struct engine_totals {
-  std::uint64_t collectives = 0;
   std::uint64_t sent_bytes = 0;   ///< headers and all
   double waited_seconds = 0;      ///< in wait() and drain(): exposed communication
   double collective_seconds = 0;  ///< from begin to end of each: exposed or not
@@ -340,27 +338,24 @@ class engine {
       } else {
         if (now_ == tasks_.size() || buckets_[tasks_[now_].bucket].missing > 0) return false;
         const auto [bucket, what] = tasks_[now_];
-        next = {number_, 0, step_, what, plan_.buckets()[bucket].how, plan_.payload_of(what), {}};
+        next.header = {.number = number_, .step = step_, .what = what, .how = plan_.buckets()[bucket].how};
+        next.payload = plan_.payload_of(what);
       }
     }
     // Without the mutex, for which ready() would wait as long as the copies take: nobody writes a layer of a complete bucket.
     if (is_opened_) {
       if (summed_ == 0)
         staging_.open(tasks_[now_].bucket, [&](std::size_t l) { return layers_[l] == phase::sent; });
-      next.elements = staging_.chunk(summed_, next.what);
-      next.decision = decision();
+      next.elements = staging_.chunk(summed_, next.header.what);
+      // Sizes alone do not tell that ranks have kept different layers: two may be equally large.
+      const std::uint64_t hash =
+          lamina::detail::fnv_number(lamina::detail::fnv_number(staging_.hash(), now_), summed_);
+      next.header.decision = static_cast<std::uint32_t>(hash ^ hash >> 32U);
     }
     begun_at_ = clock::now();
     executor_.start(next);
     if (!executor_.is_running()) end_collective();
     return true;
-  }
-
-  // Of the chunk that comes next. Sizes alone do not tell that ranks have kept different layers: two may be equally large.
-  [[nodiscard]] std::uint32_t decision() const {
-    const std::uint64_t hash =
-        lamina::detail::fnv_number(lamina::detail::fnv_number(staging_.hash(), now_), summed_);
-    return static_cast<std::uint32_t>(hash ^ hash >> 32U);
   }
 
   void end_collective() {
@@ -369,7 +364,7 @@ class engine {
     const std::span<float> summed = ended.elements;
     const bool is_last = is_opened_ && summed_ + summed.size() == staging_.elements();
     if (is_opened_) finish_chunk(ended);
-    if (is_last && ended.what == operation::reduce_scatter) {
+    if (is_last && ended.header.what == operation::reduce_scatter) {
       updater_.store(std::this_thread::get_id(), std::memory_order_relaxed);
       staging_.for_each_own_shard(options_.update);
       updater_.store({}, std::memory_order_relaxed);  // not where it throws: the engine has ended
@@ -379,7 +374,6 @@ class engine {
       totals_.sent_bytes = executor_.sent_bytes();
       totals_.collective_seconds += std::chrono::duration<double>(now - begun_at_).count();
       ++number_;  // also of a bucket of which nothing is sent: ranks that do not agree on that are then in different collectives
-      if (!summed.empty()) ++totals_.collectives;
       summed_ += summed.size();
       if (is_last) ++now_;
       if (is_last || !is_opened_) summed_ = 0;
@@ -388,12 +382,13 @@ class engine {
     if (is_last) done_.notify_all();
   }
   void finish_chunk(const collective& ended) {
-    if (ended.what != operation::all_gather) {
-      const bool is_whole = ended.what == operation::all_reduce;
+    const operation what = ended.header.what;
+    if (what != operation::all_gather) {
+      const bool is_whole = what == operation::all_reduce;
       const std::span<float> sums = is_whole ? ended.elements : staging_.own_of(ended.elements);
       lamina::detail::divide_elements(sums.data(), static_cast<float>(channel_.ranks()), sums.size());
     }
-    if (ended.what != operation::all_reduce) staging_.settle(summed_, ended.elements.size(), ended.what);
+    if (what != operation::all_reduce) staging_.settle(summed_, ended.elements.size(), what);
   }
 
   channel& channel_;

@@ -27,32 +27,21 @@
 /// Runs one schedule over a channel, without blocking. Read it after channel.hpp.
 namespace lamina::inline LAMINA_ABI::collectives {
 
-/// What stands before the elements of a round: which one they are of. 32 bytes, little endian:
-///
-/// | offset | bytes | field |
-/// |---:|---:|---|
-/// | 0 | 4 | magic F5 4C 41 4D |
-/// | 4 | 4 | number of the collective since the beginning of the run |
-/// | 8 | 8 | step |
-/// | 16 | 4 | the plan's fingerprint, low 32 bits |
-/// | 20 | 1 | operation |
-/// | 21 | 1 | algorithm |
-/// | 22 | 2 | round |
-/// | 24 | 4 | elements in this round |
-/// | 28 | 4 | decision: a hash of bucket, chunk, and which layers are kept |
+/// What stands before the elements of a round: which one they are of. 32 bytes, little endian, as the fields lie here.
 struct round_header {
   static constexpr std::size_t size_bytes = 32;
-  static constexpr std::uint32_t own_magic = 0x4d414cf5;
+  static constexpr std::uint32_t own_magic = 0x4d414cf5;  ///< the bytes F5 4C 41 4D
 
   std::uint32_t magic = own_magic;
-  std::uint32_t number = 0;
+  std::uint32_t number = 0;  ///< of the collective, since the beginning of the run
   std::uint64_t step = 0;
-  std::uint32_t plan = 0;
+  std::uint32_t plan = 0;  ///< low 32 bits of its fingerprint
   operation what = operation::all_reduce;
   algorithm how = algorithm::pairwise;
   std::uint16_t round = 0;
-  std::uint32_t elements = 0;
-  std::uint32_t decision = 0;
+  std::uint32_t elements = 0;  ///< in this round
+  std::uint32_t decision =
+      0;  ///< what all ranks must have chosen alike: a hash of bucket, chunk, and which layers are kept
 
   void write(std::span<std::byte, size_bytes> to) const noexcept { std::memcpy(to.data(), this, size_bytes); }
 
@@ -103,13 +92,9 @@ inline constexpr std::size_t default_piece_bytes = 60'000;
 
 /// One collective of a run.
 struct collective {
-  std::uint32_t number = 0;    ///< since the beginning of the run
-  std::uint32_t decision = 0;  ///< what all ranks must have chosen alike: it is compared
-  std::uint64_t step = 0;
-  operation what = operation::all_reduce;
-  algorithm how = algorithm::pairwise;
-  payload_type payload =
-      payload_type::as_is;    ///< as what numbers travel; another than as_is by algorithm::pairwise alone
+  round_header header;  ///< of its rounds; the executor fills in plan, round and elements
+  /// As what numbers travel; another than as_is by algorithm::pairwise alone.
+  payload_type payload = payload_type::as_is;
   std::span<float> elements;  ///< of this rank at first, the result in the end
 };
 
@@ -159,11 +144,12 @@ class executor {
   /// algorithm has not.
   void start(const collective& what) {
     if (is_running()) throw std::logic_error("one collective at a time");
-    if (what.payload != payload_type::as_is && what.how != algorithm::pairwise)
-      detail::refuse<std::logic_error>(name_of(what.how), " has no payload ", name_of(what.payload));
+    const algorithm how = what.header.how;
+    if (what.payload != payload_type::as_is && how != algorithm::pairwise)
+      detail::refuse<std::logic_error>(name_of(how), " has no payload ", name_of(what.payload));
     now_ = what;
     patience_.renew();
-    rounds_of(what.what, what.how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
+    rounds_of(what.header.what, how, channel_.ranks(), channel_.rank(), what.elements.size(), rounds_);
     end_ = 0;
     round_ = 0;
     with_place([&] {
@@ -225,16 +211,13 @@ class executor {
     return ((std::max)(piece_bytes_, round_header::size_bytes) - round_header::size_bytes) / element_bytes;
   }
   [[nodiscard]] bool is_rounded() const noexcept { return now_.payload != payload_type::as_is; }
-  [[nodiscard]] std::size_t element_bytes() const noexcept { return bytes_of_element(now_.payload); }
+  [[nodiscard]] std::size_t element_bytes() const noexcept { return payload_bytes<float>(now_.payload, 1); }
   [[nodiscard]] round_header header(std::size_t round, std::size_t elements = 0) const {
-    return {.number = now_.number,
-            .step = now_.step,
-            .plan = plan_,
-            .what = now_.what,
-            .how = now_.how,
-            .round = static_cast<std::uint16_t>(round),
-            .elements = static_cast<std::uint32_t>(elements),
-            .decision = now_.decision};
+    round_header made = now_.header;
+    made.plan = plan_;
+    made.round = static_cast<std::uint16_t>(round);
+    made.elements = static_cast<std::uint32_t>(elements);
+    return made;
   }
   // An error of the channel says in which round it was met.
   template <class Work>
@@ -348,7 +331,7 @@ class executor {
     if (fold.size() == 0) return;
     const std::span<float> own = now_.elements.subspan(fold.begin, fold.size());
     fold_in_rank_order(now_.payload, channel_.rank(), channel_.ranks(), own, arriving());
-    if (!is_rounded() || now_.what != operation::all_reduce) return;
+    if (!is_rounded() || now_.header.what != operation::all_reduce) return;
     // As all others will have it.
     detail::narrow(now_.payload, own, leaving().data());
     detail::widen(now_.payload, leaving().data(), own);

@@ -28,10 +28,8 @@ namespace lamina::inline LAMINA_ABI::collectives {
 
 /// The one mutex of the process under which all channels call MPI, also those of other shared objects.
 ///
-/// Where MPI gives MPI_THREAD_SERIALIZED and no more, a program takes it for each call of its own while an engine lives, and makes calls
-/// that do not block alone: MPI_Isend, MPI_Ireduce, then MPI_Test again and again, each under the mutex and none of them while it waits.
-/// A call that blocks under the mutex keeps the engine's thread out for as long, and where the other rank waits for that engine, for
-/// ever. With MPI_THREAD_MULTIPLE a program calls what it likes, without the mutex.
+/// Where MPI gives no more than MPI_THREAD_SERIALIZED, a program takes it for each call of its own while an engine lives, and makes only
+/// calls that do not block: one that blocks keeps the engine's thread out, and where the other rank waits for that engine, for ever.
 LAMINA_VISIBLE inline std::mutex& mpi_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -57,12 +55,8 @@ class mpi_channel final : public channel {
     }
     check_mpi(MPI_Comm_dup(communicator, &communicator_), "MPI_Comm_dup");
     check_mpi(MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    int rank = 0;
-    int ranks = 0;
-    check_mpi(MPI_Comm_rank(communicator_, &rank), "MPI_Comm_rank");
-    check_mpi(MPI_Comm_size(communicator_, &ranks), "MPI_Comm_size");
-    rank_ = static_cast<std::size_t>(rank);
-    ranks_ = static_cast<std::size_t>(ranks);
+    check_mpi(MPI_Comm_rank(communicator_, &rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(communicator_, &ranks_), "MPI_Comm_size");
     requests_.assign(most_tickets, MPI_REQUEST_NULL);
     posted_.resize(most_tickets);
     indices_.resize(most_tickets);
@@ -77,8 +71,8 @@ class mpi_channel final : public channel {
     if (is_finalized == 0 && open_ == 0 && std::uncaught_exceptions() == 0) MPI_Comm_free(&communicator_);
   }
 
-  [[nodiscard]] std::size_t rank() const override { return rank_; }
-  [[nodiscard]] std::size_t ranks() const override { return ranks_; }
+  [[nodiscard]] std::size_t rank() const override { return static_cast<std::size_t>(rank_); }
+  [[nodiscard]] std::size_t ranks() const override { return static_cast<std::size_t>(ranks_); }
   [[nodiscard]] std::string name_of(std::size_t rank) const override {
     return names_ ? names_(rank) : channel::name_of(rank);
   }
@@ -144,7 +138,7 @@ class mpi_channel final : public channel {
   ticket post(std::size_t peer, bool is_send, two_parts<const std::byte> message, const Call& call) {
     using lamina::detail::check_mpi;
     if (is_abandoned_) throw_abandoned();
-    detail::check_rank(peer, ranks_);
+    detail::check_rank(peer, ranks());
     if (!std::in_range<int>(message.size()))
       detail::refuse<std::invalid_argument>("a message of ", message.size(), " bytes is too long for MPI");
     const std::lock_guard lock(mpi_mutex());
@@ -179,8 +173,8 @@ class mpi_channel final : public channel {
 
   std::function<std::string(std::size_t)> names_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
-  std::size_t rank_ = 0;
-  std::size_t ranks_ = 0;
+  int rank_ = 0;
+  int ranks_ = 0;
   std::size_t open_ = 0;
   bool is_abandoned_ = false;
   std::size_t used_ = 0;  // tickets that may be in use lie below

@@ -74,13 +74,9 @@ struct task {
 
 class plan {
  public:
-  /// \param model        whose layers are summed
-  /// \param ranks        P
-  /// \param ready_order  every layer once, in the order in which gradients become ready: agree_on_order() gives it
-  /// \param classes      of each layer of the model; a bucket has layers of one class alone
-  /// \param options      buckets, chunks, algorithms
-  /// Throws std::invalid_argument for an order that is none, another number of classes, no ranks, chunks below 4,096 bytes, or a
-  /// payload that sums have not, or not by the algorithm of a bucket.
+  /// `ready_order` has every layer once, in the order in which gradients become ready, as agree_on_order() gives it; `classes` has one of
+  /// each layer of the model, and a bucket has layers of one class. Throws std::invalid_argument for an order that is none, another number
+  /// of classes, no ranks, chunks below 4,096 bytes, or a payload that sums have not, or not by the algorithm of a bucket.
   plan(const layout& model, std::size_t ranks, std::span<const std::size_t> ready_order,
        std::span<const layer_class> classes, const plan_options& options = {})
       : model_(model),

@@ -26,7 +26,7 @@ namespace lamina::inline LAMINA_ABI::collectives {
 enum class algorithm : std::uint8_t {
   pairwise = 0,  ///< each rank gets its shard from all others, adds in rank order, and hands the sum round
   ring = 1,      ///< shards go round, once to be added up and once to be handed on
-  halving_doubling = 2,  ///< a butterfly of halves (Rabenseifner): few rounds and few bytes
+  halving_doubling = 2,  ///< a butterfly of halves (Rabenseifner 2004): few rounds and few bytes
 };
 
 /// What all ranks do together. The numbers travel in the header of a round.
@@ -110,13 +110,6 @@ inline void check_rank(std::size_t rank, std::size_t ranks) {
     refuse<std::out_of_range>("rank ", rank, " is out of range: there are ", ranks, " ranks");
 }
 
-/// Shard `index` of `count`: [n·i/P, n·(i+1)/P), rounded down; the same as 128 bits would give.
-[[nodiscard]] constexpr element_range shard_of(std::size_t elements, std::size_t count,
-                                               std::size_t index) noexcept {
-  const auto edge = [&](std::size_t i) { return elements / count * i + elements % count * i / count; };
-  return {edge(index), edge(index + 1)};
-}
-
 /// Writes the rounds of one rank: of each algorithm the half that adds, and the half that hands the sums round.
 class schedule_writer {
  public:
@@ -136,7 +129,11 @@ class schedule_writer {
     if (gathers) fold(gathers);
   }
 
-  [[nodiscard]] element_range shard(std::size_t index) const { return shard_of(elements_, ranks_, index); }
+  /// [n·i/P, n·(i+1)/P), rounded down; the same as 128 bits would give.
+  [[nodiscard]] element_range shard(std::size_t index) const {
+    const auto edge = [&](std::size_t i) { return elements_ / ranks_ * i + elements_ % ranks_ * i / ranks_; };
+    return {edge(index), edge(index + 1)};
+  }
   /// What this rank has kept of all after halvings into `parts`, 0 elements if it is beyond the power of two.
   [[nodiscard]] element_range halved(std::size_t parts) const {
     if (rank_ >= doubled_) return {};
@@ -210,14 +207,6 @@ class schedule_writer {
 }  // namespace detail
 
 /// Writes the rounds of `rank` over what `rounds` holds; no allocation where its capacity is enough.
-///
-/// Algorithms, with P ranks, p' the largest power of two that is not above P:
-///  - pairwise: round d sends to rank r + d and receives from r - d, mod P, most_joined of them at once; shard r is folded in rank order
-///    once all are there.
-///  - ring: P - 1 rounds to r + 1 that add, P - 1 that hand on.
-///  - halving_doubling: halves at the distances p'/2, ..., 1, and back at 1, ..., p'/2 (Rabenseifner 2004).
-///    Where P > p', before, rank i >= p' gives all to i - p', which adds; after, it gets the sum.
-///
 /// Throws std::out_of_range for a rank that there is not. Cost: O(P) rounds. The rounds depend on the arguments only.
 inline void rounds_of(operation what, algorithm how, std::size_t ranks, std::size_t rank,
                       std::size_t elements, std::vector<round>& rounds) {

@@ -38,11 +38,6 @@ namespace lamina::inline LAMINA_ABI::collectives {
   return detail::name_in({"as_is", "float16", "bfloat16"}, which);
 }
 
-/// Bytes of a number on its way.
-[[nodiscard]] constexpr std::size_t bytes_of_element(payload_type type) noexcept {
-  return payload_bytes<float>(type, 1);
-}
-
 namespace detail {
 
 /// Rounds `numbers` and leaves them in `to`, which has room for as many of them as they travel.
@@ -60,7 +55,7 @@ inline void widen(payload_type type, const std::byte* from, std::span<float> num
 inline void fold_in_rank_order(payload_type type, std::size_t rank, std::size_t ranks, std::span<float> own,
                                std::span<const std::byte> held) {
   constexpr std::size_t block_elements = 1024;  // stays in the first cache
-  const std::size_t bytes = bytes_of_element(type);
+  const std::size_t bytes = payload_bytes<float>(type, 1);
   std::array<float, block_elements> total{};
   std::array<float, block_elements> next{};
   std::array<std::byte, sizeof(float) * block_elements> narrowed{};

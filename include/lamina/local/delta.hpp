@@ -68,11 +68,9 @@ class local_delta {
                 "lamina/representative.hpp says");
 
  public:
-  /// \param model    what the parameters are, and what x and y have a tensor for each layer of
-  /// \param options  as of a worker. Refused are a momentum, which is the optimizer's, and non_finite::skip,
-  ///                 as nothing can be left out of what was done already.
-  /// \param functor  takes the value of a fragment of x - y
-  /// \throws std::invalid_argument  naming the option; a model without layers
+  /// x and y have a tensor for each layer of the model; `functor` takes the value of a fragment of x - y. Throws std::invalid_argument,
+  /// naming it, for an option that a worker refuses, for a momentum, which is the optimizer's, and for non_finite::skip, as nothing can be
+  /// left out of what was done already; and for a model without layers.
   explicit local_delta(const layout& model, const worker_options& options = {}, Representative functor = {})
       : options_(checked(model, options)),
         cut_(model, options.fragment_elements),
@@ -85,10 +83,6 @@ class local_delta {
   /// The values of the fragments of x - y. The first call after select(), encode(), pack(), commit() or abandon() begins the next step.
   /// Throws std::invalid_argument for another number of tensors or elements than the model has, and non_finite_gradient for a difference
   /// that is NaN or infinite; nothing has changed then.
-  ///
-  /// \param shared     x: a tensor of n_l elements of T for each layer
-  /// \param local      y: likewise
-  /// \param execution  runs the blocks; see execution.hpp
   template <detail::indexed Shared, detail::indexed Local, execution Execution = sequential>
   std::span<const double> observe_all(const Shared& shared, const Local& local,
                                       const Execution& execution = {}) {

@@ -46,9 +46,7 @@ struct outer_optimizer_options {
 template <element T>
 class outer_optimizer {
  public:
-  /// \param fragments    what is brought together: local_delta::fragments()
-  /// \param options  how
-  /// \throws std::invalid_argument  naming the option that is outside its range
+  /// For local_delta::fragments(). Throws std::invalid_argument, naming the option that is outside its range.
   explicit outer_optimizer(const layout& fragments, const outer_optimizer_options& options = {})
       : fragments_(fragments), options_(options) {
     // As T, since they are used so: a rate of 1e-60 is 0 as a float, and a momentum of 1 - 1e-9 is 1.
