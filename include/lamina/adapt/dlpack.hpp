@@ -6,13 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <variant>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/half.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
 
 /// DLPack, the struct in which frameworks hand tensors to each other (PyTorch, JAX, CuPy, TensorFlow, MXNet): a DLTensor, and the managed

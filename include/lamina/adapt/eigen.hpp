@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <span>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/tensor.hpp"
 
 /// Eigen: Eigen::Matrix and Eigen::Array (fixed and dynamic), Eigen::Map, Eigen::Ref, and blocks and transposes of them, are read and

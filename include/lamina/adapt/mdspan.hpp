@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <span>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/tensor.hpp"
 
 /// std::mdspan of C++23, its reference implementation (Kokkos::mdspan, std::experimental::mdspan), and whatever has their members: what

@@ -14,8 +14,6 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
 
 /// Frames and bytes over MPI.

@@ -9,9 +9,6 @@
 #include <variant>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/half.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/tensor.hpp"
 
 /// torch::Tensor as a tensor of lamina: read and written where it lies, without a copy.

@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <span>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/tensor.hpp"
 
 /// xtensor: xt::xarray, xt::xtensor, xt::xtensor_fixed and what xt::adapt gives are read and written where they lie, without a copy, in the

@@ -12,10 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/executor.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/layout.hpp"
 
 /// \file
 /// What ranks must agree on before there is a plan. Read it after executor.hpp.

@@ -10,7 +10,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 
 /// \file

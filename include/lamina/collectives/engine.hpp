@@ -18,13 +18,8 @@
 #include <utility>
 #include <vector>
 
-#include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/executor.hpp"
-#include "lamina/collectives/plan.hpp"
 #include "lamina/collectives/staging.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/layout.hpp"
 
 /// \file
 /// The sums of a plan, overlapped with backward: what a program uses. Read it after executor.hpp and staging.hpp.

@@ -17,11 +17,7 @@
 #include <vector>
 
 #include "lamina/collectives/channel.hpp"
-#include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/detail/raise.hpp"
 
 /// \file
 /// Runs one schedule over a channel, without blocking. Read it after channel.hpp.

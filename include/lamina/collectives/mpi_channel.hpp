@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -20,7 +19,6 @@
 #include "lamina/adapt/mpi.hpp"
 #include "lamina/collectives/channel.hpp"
 #include "lamina/collectives/schedule.hpp"
-#include "lamina/detail/abi.hpp"
 
 /// \file
 /// Messages over MPI: a channel. Read it after channel.hpp.

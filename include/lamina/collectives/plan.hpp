@@ -8,14 +8,9 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "lamina/collectives/schedule.hpp"
 #include "lamina/collectives/sum.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
 
 /// \file
 /// Which layers are summed together, in which order and by which algorithm. Read it after schedule.hpp.

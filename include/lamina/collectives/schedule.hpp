@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 
 /// \file

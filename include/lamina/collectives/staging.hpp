@@ -6,13 +6,9 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "lamina/collectives/plan.hpp"
-#include "lamina/collectives/schedule.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/layout.hpp"
 
 /// \file
 /// Where the gradients of a step lie in memory, and what of them a collective takes. Read it after plan.hpp.

@@ -7,9 +7,7 @@
 #include <span>
 
 #include "lamina/collectives/schedule.hpp"
-#include "lamina/detail/abi.hpp"
 #include "lamina/detail/loops.hpp"
-#include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 
 /// \file

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <stdexcept>

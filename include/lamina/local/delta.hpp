@@ -6,27 +6,12 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "lamina/codec.hpp"
-#include "lamina/decision.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/error.hpp"
-#include "lamina/execution.hpp"
-#include "lamina/frame.hpp"
-#include "lamina/fwd.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/local/flights.hpp"
 #include "lamina/local/values.hpp"
-#include "lamina/options.hpp"
-#include "lamina/payload.hpp"
-#include "lamina/representative.hpp"
-#include "lamina/selection.hpp"
-#include "lamina/tensor.hpp"
 
 /// Local updates: each worker's own steps, and what it sends of them. Read worker.hpp before, outer_optimizer.hpp after.
 namespace lamina::inline LAMINA_ABI {

@@ -7,16 +7,9 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/error.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/state.hpp"
-#include "lamina/tensor.hpp"
 
 /// What a worker with local updates has sent and not seen applied, and its bytes. Read delta.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {

@@ -7,18 +7,10 @@
 #include <limits>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/tensor.hpp"
 
 /// What becomes of the mean of the workers' local deltas. Read delta.hpp before.
 namespace lamina::inline LAMINA_ABI {

@@ -5,18 +5,12 @@
 #include <cstdint>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/execution.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/tensor.hpp"
 
 /// The two sets of parameters that a local delta lies between, and the values of its fragments. Read delta.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
