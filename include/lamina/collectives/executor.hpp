@@ -44,35 +44,28 @@ struct round_header {
   /// In which field the header of another rank differs from this one, as a sentence without its subject; empty where in none. The first
   /// that differs is named: magic, plan, number, step, operation, algorithm, decision, round, elements. No allocation where none does.
   [[nodiscard]] std::string difference(std::span<const std::byte, size_bytes> from) const {
+    using lamina::detail::sentence;
     round_header theirs;
     std::memcpy(&theirs, from.data(), size_bytes);
     if (theirs.magic != own_magic) return "sends something that is no round of a collective";
-    if (theirs.plan != plan) {
-      return "was started with another plan (" + std::to_string(theirs.plan) + ", this one has " +
-             std::to_string(plan) + ")";
-    }
-    if (theirs.number != number) return "is in " + theirs.place() + ", this one in " + std::to_string(number);
-    if (theirs.step != step) return "is in " + theirs.place() + ", this one in step " + std::to_string(step);
-    if (theirs.what != what || theirs.how != how) {
-      return "runs collective " + std::to_string(number) + " as " + theirs.kind() + ", this one as " + kind();
-    }
-    if (theirs.decision != decision) {
-      return "has chosen other layers than this one for collective " + std::to_string(number) + " of step " +
-             std::to_string(step);
-    }
-    if (theirs.round != round)
-      return "is in " + theirs.place() + ", this one in round " + std::to_string(round);
-    if (theirs.elements != elements) {
-      return "sends " + std::to_string(theirs.elements) + " elements in " + theirs.place() + ", where " +
-             std::to_string(elements) + " are expected";
-    }
-    return "";
+    if (theirs.plan != plan)
+      return sentence("was started with another plan (", theirs.plan, ", this one has ", plan, ")");
+    if (theirs.number != number) return sentence("is in ", theirs.place(), ", this one in ", number);
+    if (theirs.step != step) return sentence("is in ", theirs.place(), ", this one in step ", step);
+    if (theirs.what != what || theirs.how != how)
+      return sentence("runs collective ", number, " as ", theirs.kind(), ", this one as ", kind());
+    if (theirs.decision != decision)
+      return sentence("has chosen other layers than this one for collective ", number, " of step ", step);
+    if (theirs.round != round) return sentence("is in ", theirs.place(), ", this one in round ", round);
+    if (theirs.elements == elements) return "";
+    return sentence("sends ", theirs.elements, " elements in ", theirs.place(), ", where ", elements,
+                    " are expected");
   }
 
   /// "collective 7 of step 3 (ring, round 2)"
   [[nodiscard]] std::string place() const {
-    return "collective " + std::to_string(number) + " of step " + std::to_string(step) + " (" + name_of(how) +
-           ", round " + std::to_string(round) + ")";
+    return lamina::detail::sentence("collective ", number, " of step ", step, " (", name_of(how), ", round ",
+                                    round, ")");
   }
 
  private:
