@@ -3,29 +3,19 @@
 
 #include <algorithm>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <limits>
 #include <new>
 #include <span>
-#include <stdexcept>
 #include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
-#include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/selection.hpp"
-#include "lamina/tensor.hpp"
 
 /// The codec: a selection and its layers to a frame, where a bit stands for each layer that is dropped (the paper's "list [0]"), and any
 /// bytes to a frame or a named error. Read frame.hpp before.

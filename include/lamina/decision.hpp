@@ -2,17 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"

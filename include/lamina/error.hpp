@@ -2,8 +2,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <concepts>
-#include <cstddef>
 #include <span>
 #include <utility>
 #include <vector>
@@ -12,7 +11,6 @@
 #include <omp.h>
 #endif
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/layout.hpp"
 
 /// How independent tasks are run: an execution is called with a number of tasks and a function of the task's index, and returns when all

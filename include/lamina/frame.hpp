@@ -5,23 +5,14 @@
 #include <array>
 #include <bit>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <optional>
 #include <span>
-#include <stdexcept>
-#include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
 #include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
-#include "lamina/tensor.hpp"
 
 // Inlined, so that nothing is to be linked. What this header cannot undo: xxHash's own macros stay, and where a file includes
 // <xxhash.h> after it, the functions there are the inlined ones as well. They do the same; a file that wants those of

@@ -4,11 +4,8 @@
 #include <array>
 #include <bit>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/detail/simd.hpp"
 
 #if defined(__F16C__)

@@ -2,20 +2,15 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/detail/raise.hpp"
 
 /// The layers of a model, and the fragments into which they are cut. Read tensor.hpp before.
@@ -115,7 +110,6 @@ class layout {
     check_layer(index);
     if (count != sizes()[index]) refuse_size(index, count);
   }
-
   /// Throws std::invalid_argument unless there is one for each layer; `what` names them in the plural.
   void check_count(std::size_t count, const char* what) const {
     if (count == layers()) return;

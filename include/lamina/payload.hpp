@@ -5,24 +5,14 @@
 #include <array>
 #include <bit>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/detail/rows.hpp"
-#include "lamina/detail/simd.hpp"
-#include "lamina/half.hpp"
 #include "lamina/options.hpp"
-#include "lamina/tensor.hpp"
 
 #if defined(__F16C__)
 #include <immintrin.h>

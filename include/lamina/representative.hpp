@@ -5,17 +5,10 @@
 #include <array>
 #include <cmath>
 #include <concepts>
-#include <cstddef>
 #include <span>
 #include <type_traits>
-#include <utility>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
 #include "lamina/detail/loops.hpp"
-#include "lamina/detail/simd.hpp"
-#include "lamina/fwd.hpp"
-#include "lamina/half.hpp"
 #include "lamina/tensor.hpp"
 
 /// The representative value q_l of a layer: the one number that is compared with the threshold. Read layout.hpp before. Each functor is

@@ -4,29 +4,17 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <limits>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/detail/residual_block.hpp"
-#include "lamina/error.hpp"
 #include "lamina/execution.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
 #include "lamina/payload.hpp"
-#include "lamina/representative.hpp"
-#include "lamina/tensor.hpp"
 
 /// The residual, and the pass that adds a gradient to it. Read representative.hpp before, worker.hpp after.
 namespace lamina::inline LAMINA_ABI {

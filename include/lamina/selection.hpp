@@ -3,14 +3,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstddef>
-#include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/layout.hpp"
 
 /// The set of fragments that a step sends, and what of them has arrived. Read layout.hpp before.

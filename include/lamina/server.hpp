@@ -3,26 +3,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cstddef>
-#include <cstdint>
 #include <memory>
 #include <span>
-#include <stdexcept>
 #include <system_error>
 #include <utility>
 #include <vector>
 
 #include "lamina/codec.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/error.hpp"
 #include "lamina/execution.hpp"
-#include "lamina/frame.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
-#include "lamina/selection.hpp"
-#include "lamina/tensor.hpp"
 
 /// A parameter server: frames of gradients in, their mean, and to each worker the layers that were updated since its last reply. Read
 /// codec.hpp before.

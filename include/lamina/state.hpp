@@ -5,28 +5,18 @@
 #include <array>
 #include <bit>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <optional>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lamina/decision.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/tensor.hpp"
-#include "lamina/threshold.hpp"
 
 /// A worker's memory as bytes, for a checkpoint: little-endian, with the layout's fingerprint and a checksum. And the states of many
 /// workers as one: elastic restarts. Read worker.hpp before.

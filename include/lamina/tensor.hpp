@@ -2,20 +2,14 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
 #include <initializer_list>
 #include <limits>
 #include <optional>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <variant>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/fwd.hpp"
 #include "lamina/half.hpp"
 #include "lamina/layout.hpp"

@@ -2,15 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <limits>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
 #include "lamina/detail/raise.hpp"
 

@@ -2,32 +2,14 @@
 #pragma once
 
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <initializer_list>
 #include <memory>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/detail/worker_state.hpp"
-#include "lamina/execution.hpp"
-#include "lamina/frame.hpp"
-#include "lamina/fwd.hpp"
-#include "lamina/half.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
-#include "lamina/payload.hpp"
-#include "lamina/representative.hpp"
-#include "lamina/residual.hpp"
-#include "lamina/selection.hpp"
-#include "lamina/state.hpp"
-#include "lamina/tensor.hpp"
 
 /// A worker and its step: gradients in, a frame out, and what was not sent in the residual. Read residual.hpp and decision.hpp before.
 namespace lamina::inline LAMINA_ABI {

@@ -9,6 +9,7 @@
 
 #include <cfloat>
 #include <cstddef>
+#include <cstdint>
 
 #include "lamina/version.hpp"
 

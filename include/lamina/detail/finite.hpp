@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
 #include <limits>
 #include <type_traits>
 

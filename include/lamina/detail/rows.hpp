@@ -4,12 +4,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstddef>
 #include <limits>
 #include <span>
+#include <type_traits>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
 #include "lamina/tensor.hpp"
 
 /// Rows of 64 elements, whose loops have a known length, and the bits of magnitudes: what payloads are written with. Read tensor.hpp

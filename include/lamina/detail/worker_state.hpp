@@ -2,29 +2,17 @@
 #pragma once
 
 #include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <utility>
 #include <vector>
 
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/frame.hpp"
-#include "lamina/half.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
-#include "lamina/representative.hpp"
 #include "lamina/residual.hpp"
-#include "lamina/selection.hpp"
 #include "lamina/state.hpp"
-#include "lamina/tensor.hpp"
 
 /// What a worker and its open step share. Read worker.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
