@@ -70,9 +70,9 @@ class frame_encoder {
     std::vector<std::span<const std::byte>> segments = std::move(frame_.segments_);
     forget();
     if (sent.model().fingerprint() != model_.fingerprint())
-      detail::refuse<std::invalid_argument>("the selection is of another layout than the frame");
+      detail::refuse("the selection is of another layout than the frame");
     if (says.user.size() > detail::most_user_bytes)
-      detail::refuse<std::invalid_argument>("a frame takes up to 64 user bytes, got ", says.user.size());
+      detail::refuse("a frame takes up to 64 user bytes, got ", says.user.size());
     const payload_type type = says.payload;
     prefix_.assign(detail::wire_header_bytes + detail::padded_bitmap_bytes(model_.layers(), says.user.size()),
                    std::byte{0});
@@ -141,8 +141,8 @@ class frame_encoder {
     if (kind != frame_kind::parameters) return detail::encode_payload(type, elements, to);
     detail::check_parameters_type(type);
     if (has_blocks(type) && !detail::are_finite<T>(elements)) {
-      detail::refuse<std::invalid_argument>("layer '", model_[layer].name, "' holds NaN or infinity, which ",
-                                            detail::name_of(type), " cannot say");
+      detail::refuse("layer '", model_[layer].name, "' holds NaN or infinity, which ", detail::name_of(type),
+                     " cannot say");
     }
     detail::encode_payload<T, detail::rest::is_lost>(type, elements, to);
   }
@@ -154,7 +154,28 @@ class frame_encoder {
   encoded_frame frame_;
 };
 
+/// An error unless the frame is of this kind, run and step, and the only one of its sender in the step: late, early and replayed frames
+/// are refused by it. `run` is that of the sender's options; 0: the frame is of none.
+template <element T>
+[[nodiscard]] std::error_code expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step,
+                                     std::uint32_t run = 0) noexcept {
+  if (frame.kind() != kind) return errc::unexpected_kind;
+  if (frame.run() != run) return errc::other_run;
+  if (frame.step() != step) return errc::unexpected_step;
+  if (frame.sequence() != 0 || !frame.is_last()) return errc::unexpected_sequence;
+  return {};
+}
+
 namespace detail {
+
+template <element T>
+void require_expected(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run) {
+  const std::error_code error = expect(frame, kind, step, run);
+  if (!error) return;
+  raise(decode_error(
+      error, sentence("frame of sender ", frame.sender(), ", step ", frame.step(), ", run ", frame.run(),
+                      ", where one of step ", step, ", run ", run, " is expected")));
+}
 
 // What a model's layers take may not fit in std::size_t, even if their number of elements does. No frame is that long.
 inline constexpr std::size_t largest_size = (std::numeric_limits<std::size_t>::max)();
@@ -308,31 +329,6 @@ frame_view<T> decode(Gone&&, const layout&, Rest&&...) = delete;
   }
   return detail::info_of(header, static_cast<std::size_t>(prefix_bytes + header.payload_bytes));
 }
-
-/// An error unless the frame is of this kind, run and step, and the only one of its sender in the step: late, early and replayed frames
-/// are refused by it. `run` is that of the sender's options; 0: the frame is of none.
-template <element T>
-[[nodiscard]] std::error_code expect(const frame_view<T>& frame, frame_kind kind, std::uint64_t step,
-                                     std::uint32_t run = 0) noexcept {
-  if (frame.kind() != kind) return errc::unexpected_kind;
-  if (frame.run() != run) return errc::other_run;
-  if (frame.step() != step) return errc::unexpected_step;
-  if (frame.sequence() != 0 || !frame.is_last()) return errc::unexpected_sequence;
-  return {};
-}
-
-namespace detail {
-
-template <element T>
-void require_expected(const frame_view<T>& frame, frame_kind kind, std::uint64_t step, std::uint32_t run) {
-  const std::error_code error = expect(frame, kind, step, run);
-  if (!error) return;
-  raise(decode_error(
-      error, sentence("frame of sender ", frame.sender(), ", step ", frame.step(), ", run ", frame.run(),
-                      ", where one of step ", step, ", run ", run, " is expected")));
-}
-
-}  // namespace detail
 
 /// Writes the server's frame of parameters into a worker's: what was sent is overwritten, what was not is kept.
 ///

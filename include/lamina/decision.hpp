@@ -94,23 +94,28 @@ class selector {
         threshold_(options.threshold.value_or(invalid_threshold)),
         sent_in_(cut.fragments().layers()) {
     check_drop_ratio(options.drop_ratio);
-    if (options.search_every == 0)
-      detail::refuse<std::invalid_argument>("search_every must be at least 1 step");
-    if (options.threshold && detail::is_nan(*options.threshold))
-      detail::refuse<std::invalid_argument>("threshold must not be NaN");
+    if (options.search_every == 0) detail::refuse("search_every must be at least 1 step");
+    if (options.threshold && detail::is_nan(*options.threshold)) detail::refuse("threshold must not be NaN");
     if (options.send_budget &&
         (detail::is_nan(*options.send_budget) || !(*options.send_budget > 0 && *options.send_budget <= 1)))
-      detail::refuse<std::invalid_argument>("send_budget must lie in (0, 1], got ", *options.send_budget);
+      detail::refuse("send_budget must lie in (0, 1], got ", *options.send_budget);
     search_.reserve(fragments().layers());
     for (const std::size_t layer : options.always_sent) {
-      if (layer >= cut.model().layers()) {
-        detail::refuse<std::invalid_argument>("always_sent names layer ", layer, " of a model that has ",
-                                              cut.model().layers());
-      }
+      if (layer >= cut.model().layers())
+        detail::refuse("always_sent names layer ", layer, " of a model that has ", cut.model().layers());
       is_always_sent_.resize(fragments().layers());
       for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) is_always_sent_[f] = 1;
     }
-    check_budget_of_others();
+    if (!options.send_budget || is_always_sent_.empty()) return;
+    // Fragments that are always sent come first in a budget: those that leave nothing would drop all others for ever.
+    std::size_t elements = 0;
+    for (std::size_t f = 0; f < is_always_sent_.size(); ++f)
+      elements += is_always_sent_[f] != 0 ? fragments().sizes()[f] : 0;
+    const double share = static_cast<double>(elements) / static_cast<double>(fragments().elements());
+    if (elements != 0 && share >= *options.send_budget) {
+      detail::refuse("always_sent holds ", share, " of the elements, and send_budget is ",
+                     *options.send_budget, ": nothing is left for other layers");
+    }
   }
 
   /// Decides a step; called again for the same step, decides it anew from what was known before it.
@@ -147,7 +152,7 @@ class selector {
   /// Takes a decision that was made elsewhere, or before the step. Throws std::invalid_argument for one of another layout.
   const selection& take(std::uint64_t step, const selection& sent) {
     if (sent.model().fingerprint() != fragments().fingerprint())
-      detail::refuse<std::invalid_argument>("begin: the selection is of another layout than the worker's");
+      detail::refuse("begin: the selection is of another layout than the worker's");
     if (before_.step != step) {
       begin(step);
       if (options_.send_budget) allowance_ = grown_allowance();
@@ -219,21 +224,7 @@ class selector {
 
   void check_count(const char* call, std::size_t count, const char* what) const {
     if (count == sent_in_.size()) return;
-    detail::refuse<std::invalid_argument>(call, ": ", count, " ", what, " for ", sent_in_.size(),
-                                          " fragments");
-  }
-
-  // Fragments that are always sent come first in a budget: those that leave nothing would drop all others for ever.
-  void check_budget_of_others() const {
-    if (!options_.send_budget || is_always_sent_.empty()) return;
-    std::size_t elements = 0;
-    for (std::size_t f = 0; f < is_always_sent_.size(); ++f)
-      elements += is_always_sent_[f] != 0 ? fragments().sizes()[f] : 0;
-    const double share = static_cast<double>(elements) / static_cast<double>(fragments().elements());
-    if (elements == 0 || share < *options_.send_budget) return;
-    detail::refuse<std::invalid_argument>("always_sent holds ", share,
-                                          " of the elements, and send_budget is ", *options_.send_budget,
-                                          ": nothing is left for other layers");
+    detail::refuse(call, ": ", count, " ", what, " for ", sent_in_.size(), " fragments");
   }
 
   void begin(std::uint64_t step) {

@@ -103,6 +103,25 @@ class checksum {
   XXH3_state_t state_;
 };
 
+struct frame_decoder;
+
+/// Throws std::invalid_argument, naming the call, if a chunk of integers could arrive without its scale.
+inline void check_chunks(const char* call, const delivery& arrived, payload_type payload) {
+  if (!has_blocks(payload) || arrived.chunk_elements() % payload_block_elements == 0) return;
+  refuse(call, ": chunks of an ", name_of(payload), " payload have a multiple of ", payload_block_elements,
+         " elements, these have ", arrived.chunk_elements());
+}
+
+/// The same, unless `arrived` is of what `sent` selects.
+inline void check_delivery(const char* call, const delivery& arrived, const selection& sent,
+                           payload_type payload) {
+  const selection& of = arrived.sent();
+  if (of.model().fingerprint() != sent.model().fingerprint() ||
+      !std::ranges::equal(of.bitmap(), sent.bitmap()))
+    refuse(call, ": the delivery is of another frame");
+  check_chunks(call, arrived, payload);
+}
+
 }  // namespace detail
 
 /// A frame ready to send: header and bitmap, then the layers where they already lie. The segments point into the sender's memory, and are
@@ -116,7 +135,7 @@ class encoded_frame {
   /// Writes the frame in one piece. Throws std::invalid_argument unless `to` has size_bytes() bytes.
   void copy_to(std::span<std::byte> to) const {
     if (to.size() != size_bytes_)
-      detail::refuse<std::invalid_argument>("the frame has ", size_bytes_, " bytes, the buffer ", to.size());
+      detail::refuse("the frame has ", size_bytes_, " bytes, the buffer ", to.size());
     for (const auto segment : segments_) {
       std::memcpy(to.data(), segment.data(), segment.size());
       to = to.subspan(segment.size());
@@ -169,29 +188,6 @@ template <element T>
   }
   return bytes;
 }
-
-namespace detail {
-
-struct frame_decoder;
-
-/// Throws std::invalid_argument, naming the call, if a chunk of integers could arrive without its scale.
-inline void check_chunks(const char* call, const delivery& arrived, payload_type payload) {
-  if (!has_blocks(payload) || arrived.chunk_elements() % payload_block_elements == 0) return;
-  refuse<std::invalid_argument>(call, ": chunks of an ", name_of(payload), " payload have a multiple of ",
-                                payload_block_elements, " elements, these have ", arrived.chunk_elements());
-}
-
-/// The same, unless `arrived` is of what `sent` selects.
-inline void check_delivery(const char* call, const delivery& arrived, const selection& sent,
-                           payload_type payload) {
-  const selection& of = arrived.sent();
-  if (of.model().fingerprint() != sent.model().fingerprint() ||
-      !std::ranges::equal(of.bitmap(), sent.bitmap()))
-    refuse<std::invalid_argument>(call, ": the delivery is of another frame");
-  check_chunks(call, arrived, payload);
-}
-
-}  // namespace detail
 
 /// A decoded frame: a view into the bytes given to decode, which must outlive it. Default-constructed, moved from, and after a failed
 /// decode, it has no layers and is of no layout. What takes a layer throws std::out_of_range from layers() on.
@@ -274,9 +270,7 @@ class frame_view {
     if (is_.info.kind == frame_kind::parameters)
       detail::refuse<std::logic_error>(
           "restore: what a frame of parameters drops is to be kept: use apply_to()");
-    const std::span<T> to = checked_output(layer, out);
-    if (!is_dropped(layer)) return copy(layer, 0, to);
-    std::fill(to.begin(), to.end(), T(0));
+    if (!apply_to(layer, out)) std::ranges::fill(writable_elements_of<T>(out), T(0));
   }
   /// Overwrites `out`, a tensor of n_l elements, with the layer if it was sent, which it returns; leaves `out` as it is if it was dropped.
   /// How a worker takes the server's parameters. Throws as restore(), sent or not.
@@ -296,8 +290,8 @@ class frame_view {
   void restore(std::size_t layer, Tensor&& out, const delivery& arrived) const {
     check_layer(layer);
     if (!is_of(arrived.sent().model()) || arrived.sent().is_dropped(layer) != is_dropped(layer)) {
-      detail::refuse<std::invalid_argument>("restore: the delivery is not of a frame that has sent layer '",
-                                            (*is_.model)[layer].name, "', or has dropped it, as this one");
+      detail::refuse("restore: the delivery is not of a frame that has sent layer '",
+                     (*is_.model)[layer].name, "', or has dropped it, as this one");
     }
     detail::check_chunks("restore", arrived, is_.info.payload);
     const std::span<T> to = checked_output(layer, out);
@@ -353,7 +347,7 @@ class frame_view {
     const auto out = reinterpret_cast<std::uintptr_t>(to.data());
     const auto payload = reinterpret_cast<std::uintptr_t>(is_.bytes.data());
     if (!to.empty() && out < payload + is_.bytes.size() && payload < out + to.size_bytes())
-      detail::refuse<std::invalid_argument>("the tensor to write overlaps the frame's payload");
+      detail::refuse("the tensor to write overlaps the frame's payload");
   }
 
   contents is_;

@@ -37,15 +37,13 @@ constexpr std::size_t product_of(const Shape& shape, std::string_view of = {}) {
   bool overflows = false;
   bool is_empty = false;
   for (const auto dimension : shape) {
-    if (std::cmp_less(dimension, 0))
-      refuse<std::invalid_argument>(of, "the shape has the negative dimension ", dimension);
+    if (std::cmp_less(dimension, 0)) refuse(of, "the shape has the negative dimension ", dimension);
     const auto factor = static_cast<std::size_t>(dimension);
     is_empty |= factor == 0;
     overflows |= factor != 0 && product > (std::numeric_limits<std::size_t>::max)() / factor;
     product *= factor;
   }
-  if (overflows && !is_empty)
-    refuse<std::invalid_argument>(of, "the number of elements of the shape overflows");
+  if (overflows && !is_empty) refuse(of, "the number of elements of the shape overflows");
   return is_empty ? 0 : product;
 }
 
@@ -107,13 +105,18 @@ class layout {
   }
   /// Throws std::invalid_argument, naming the layer with its shape, unless it has `count` elements.
   void check_size(std::size_t index, std::size_t count) const {
-    check_layer(index);
-    if (count != sizes()[index]) refuse_size(index, count);
+    const layer& each = (*this)[index];
+    if (count == sizes()[index]) return;
+    std::string shape;
+    for (const std::size_t dimension : each.shape)
+      shape += detail::sentence(shape.empty() ? "" : ", ", dimension);
+    detail::refuse("layer '", each.name, "' has shape [", shape, "] (", sizes()[index],
+                   " elements), the tensor given has ", count, " elements");
   }
   /// Throws std::invalid_argument unless there is one for each layer; `what` names them in the plural.
   void check_count(std::size_t count, const char* what) const {
     if (count == layers()) return;
-    detail::refuse<std::invalid_argument>("the model has ", layers(), " layers, got ", count, " ", what);
+    detail::refuse("the model has ", layers(), " layers, got ", count, " ", what);
   }
 
  private:
@@ -125,19 +128,17 @@ class layout {
       hash(layers.size());
       for (std::size_t l = 0; l < layers.size(); ++l) {
         const layer& each = layers[l];
-        if (each.name.empty()) detail::refuse<std::invalid_argument>("layer ", l, " has an empty name");
+        if (each.name.empty()) detail::refuse("layer ", l, " has an empty name");
         if (!places.emplace(each.name, l).second)
-          detail::refuse<std::invalid_argument>("layer name '", each.name, "' stands twice in the layout");
+          detail::refuse("layer name '", each.name, "' stands twice in the layout");
         hash(each.name.size());
         for (const char character : each.name)
           fingerprint = detail::fnv(fingerprint, static_cast<std::uint8_t>(character));
         hash(each.shape.size());
         for (const std::size_t dimension : each.shape) hash(dimension);
         const std::size_t count = each.elements();
-        if (count > (std::numeric_limits<std::size_t>::max)() - elements) {
-          detail::refuse<std::invalid_argument>("layer '", each.name,
-                                                "': the elements of the whole layout overflow");
-        }
+        if (count > (std::numeric_limits<std::size_t>::max)() - elements)
+          detail::refuse("layer '", each.name, "': the elements of the whole layout overflow");
         offsets.push_back(elements);
         sizes.push_back(count);
         elements += count;
@@ -153,15 +154,6 @@ class layout {
     std::uint64_t fingerprint = detail::fnv_basis;
     std::unordered_map<std::string_view, std::size_t> places;  // of the names, which lie in `layers`
   };
-
-  [[noreturn]] void refuse_size(std::size_t index, std::size_t count) const {
-    const layer& each = table_->layers[index];
-    std::string shape;
-    for (const std::size_t dimension : each.shape)
-      shape += detail::sentence(shape.empty() ? "" : ", ", dimension);
-    detail::refuse<std::invalid_argument>("layer '", each.name, "' has shape [", shape, "] (", sizes()[index],
-                                          " elements), the tensor given has ", count, " elements");
-  }
 
   std::shared_ptr<const table> table_;
 };
@@ -202,8 +194,8 @@ class tiling {
  private:
   static layout cut(const layout& model, std::size_t fragment_elements, std::vector<std::size_t>& first) {
     if (fragment_elements % detail::block_elements != 0) {
-      detail::refuse<std::invalid_argument>("fragment_elements must be a multiple of ",
-                                            detail::block_elements, ", got ", fragment_elements);
+      detail::refuse("fragment_elements must be a multiple of ", detail::block_elements, ", got ",
+                     fragment_elements);
     }
     std::string opening = "[";
     std::string closing = "]";

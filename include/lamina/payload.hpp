@@ -58,13 +58,13 @@ namespace detail {
 /// Throws std::invalid_argument for what is none of the types.
 inline void check_payload_type(payload_type type) {
   if (type <= payload_type::ternary) return;
-  refuse<std::invalid_argument>("payload ", static_cast<int>(type), " is none of payload_type");
+  refuse("payload ", static_cast<int>(type), " is none of payload_type");
 }
 
 /// The same for one that no parameters are written in, since nobody would keep what it leaves out.
 inline void check_parameters_type(payload_type type) {
   check_payload_type(type);
-  if (type == payload_type::ternary) refuse<std::invalid_argument>("payload: parameters cannot be ternary");
+  if (type == payload_type::ternary) refuse("payload: parameters cannot be ternary");
 }
 
 /// As errors name a type with blocks.
@@ -90,14 +90,14 @@ constexpr T scale_value(std::uint8_t byte) noexcept {
 // The scale of a block whose largest magnitude is given: the smallest with which it fits into the type's integers.
 template <element T, payload_type Type>
 constexpr std::uint8_t block_scale(T largest) noexcept {
-  using bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
   constexpr int mantissa_bits = std::numeric_limits<T>::digits - 1;
   constexpr int exponent_bias = std::numeric_limits<T>::max_exponent - 1;
   constexpr int integer_bits = Type == payload_type::int4 ? 3 : 7;
   // largest < 2^exponent, hence largest / 2^(exponent - integer_bits) < 2^integer_bits. For 0 any would do: 0. Denormals end
   // at the smallest.
-  const int exponent =
-      largest == 0 ? 0 : static_cast<int>(std::bit_cast<bits>(largest) >> mantissa_bits) - exponent_bias + 1;
+  const int exponent = largest == 0 ? 0
+                                    : static_cast<int>(std::bit_cast<bits_of<T>>(largest) >> mantissa_bits) -
+                                          exponent_bias + 1;
   // By values: std::clamp takes references, which device code has not to constants of a namespace.
   const int scale_exponent = std::clamp(exponent - integer_bits, int{smallest_scale}, int{largest_scale});
   const auto scale = static_cast<std::uint8_t>(scale_exponent + scale_bias);
@@ -203,7 +203,7 @@ void encode_half(std::span<const T> from, std::byte* to) noexcept {
 
 template <half_element Half, element T>
 void decode_half(const std::byte* from, std::span<T> to) noexcept {
-  write_each_row(to, [&](T* row, std::size_t count, std::size_t begin) LAMINA_INLINED {
+  for_each_row(to, [&](T* row, std::size_t count, std::size_t begin) LAMINA_INLINED {
     std::array<Half, payload_block_elements> halves = {};
     std::memcpy(halves.data(), from + begin * sizeof(Half), count * sizeof(Half));
     widen_all<payload_block_elements>(halves.data(), row);
@@ -260,7 +260,7 @@ void decode_integers(const std::byte* layer, std::size_t layer_elements, std::si
   const std::byte* scales = layer + begin / payload_block_elements;
   const std::byte* integers =
       layer + payload_blocks(layer_elements) + (Type == payload_type::int4 ? begin / 2 : begin);
-  write_each_row(to, [&](T* row, std::size_t count, std::size_t) LAMINA_INLINED {
+  for_each_row(to, [&](T* row, std::size_t count, std::size_t) LAMINA_INLINED {
     const T scale = scale_value<T>(std::to_integer<std::uint8_t>(*scales++));
     std::array<std::int8_t, payload_block_elements> each = {};
     const std::size_t bytes = payload_bytes<T>(Type, count) - 1;
@@ -365,7 +365,7 @@ void decode_ternary(const std::byte* layer, std::size_t layer_elements, std::siz
                     std::span<T> to) noexcept {
   const std::byte* scales = layer + begin / payload_block_elements;
   const std::byte* packed_from = layer + payload_blocks(layer_elements) + begin / payload_block_elements * 13;
-  write_each_row(to, [&](T* row, std::size_t, std::size_t first) LAMINA_INLINED {
+  for_each_row(to, [&](T* row, std::size_t, std::size_t first) LAMINA_INLINED {
     const T scale = scale_value<T>(std::to_integer<std::uint8_t>(*scales++));
     // Of the block, of which the row may be the beginning.
     const std::size_t stride =

@@ -180,22 +180,19 @@ struct callable_representative {
 
 // Functions of single elements also run on a device, which knows no SIMD registers.
 struct sum {
+  template <element T>
+  LAMINA_HOST_DEVICE static T combine(T a, T b) {
 #if defined(__CUDA_ARCH__)
-  // Additions that are not fused with a product before them.
-  __device__ static float combine(float a, float b) {
-    return __fadd_rn(a, b);
-  }
-  __device__ static double combine(double a, double b) {
-    return __dadd_rn(a, b);
-  }
+    // Additions that are not fused with a product before them.
+    if constexpr (sizeof(T) == 4) {
+      return __fadd_rn(a, b);
+    } else {
+      return __dadd_rn(a, b);
+    }
 #else
-  LAMINA_HOST_DEVICE static float combine(float a, float b) {
     return a + b;
-  }
-  LAMINA_HOST_DEVICE static double combine(double a, double b) {
-    return a + b;
-  }
 #endif
+  }
   template <simd_register V>
   static V combine(const V& a, const V& b) {
     return a + b;

@@ -72,8 +72,8 @@ class residual_accumulator {
     look_at(first, last, gradients, values, factor);
     const T scale = static_cast<T>(factor);
     std::exception_ptr thrown;
-    std::fill(block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(first)),
-              block_notes_.begin() + static_cast<std::ptrdiff_t>(blocks_.first(last)), not_added);
+    for (std::size_t block = blocks_.first(first); block < blocks_.first(last); ++block)
+      block_notes_[block] = not_added;
     // Runs work(layer, block, elements, gradient) for the blocks of which is_due(note, elements) is true.
     const auto run = [&](const auto& is_due, const auto& work) {
       run_all(first, last, execution, thrown, [&](std::size_t layer, std::size_t index, std::size_t end) {
@@ -164,9 +164,8 @@ class residual_accumulator {
   void subtract(std::size_t layer, payload_type type, std::size_t begin = 0, std::size_t end = to_the_end) {
     check_range(layer, begin, end);
     if (has_blocks(type) && begin % payload_block_elements != 0) {
-      detail::refuse<std::invalid_argument>("element ", begin, " of layer '", model_[layer].name,
-                                            "' does not begin a block of the ", detail::name_of(type),
-                                            " payload");
+      detail::refuse("element ", begin, " of layer '", model_[layer].name, "' does not begin a block of the ",
+                     detail::name_of(type), " payload");
     }
     if (type == payload_type::as_is) return clear(layer, begin, end);
     const std::span<T> all = elements_.read(layer);
@@ -213,12 +212,11 @@ class residual_accumulator {
   /// elements() and velocity() and all numbers are finite.
   void restore(std::span<const T> elements, std::span<const T> velocity) {
     if (elements.size() != elements_.size() || velocity.size() != velocity_.size()) {
-      detail::refuse<std::invalid_argument>("the saved residual has ", elements.size(), " elements and ",
-                                            velocity.size(), " of velocity, where ", elements_.size(),
-                                            " and ", velocity_.size(), " belong");
+      detail::refuse("the saved residual has ", elements.size(), " elements and ", velocity.size(),
+                     " of velocity, where ", elements_.size(), " and ", velocity_.size(), " belong");
     }
     if (!detail::are_finite<T>(elements) || !detail::are_finite<T>(velocity))
-      detail::refuse<std::invalid_argument>("the saved residual holds NaN or infinity");
+      detail::refuse("the saved residual holds NaN or infinity");
     elements_.write(elements);
     velocity_.write(velocity);
     for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
@@ -239,15 +237,12 @@ class residual_accumulator {
                double scale) {
     if (first > last || last > model_.layers())
       detail::refuse<std::out_of_range>("no layers [", first, ", ", last, ") among ", model_.layers());
-    if (values.size() != last - first) {
-      detail::refuse<std::invalid_argument>("there is room for ", values.size(), " values of ", last - first,
-                                            " layers");
-    }
+    if (values.size() != last - first)
+      detail::refuse("there is room for ", values.size(), " values of ", last - first, " layers");
     constexpr double most = (std::numeric_limits<T>::max)();
     if (!detail::is_finite(scale) || scale < -most || scale > most ||
         (static_cast<T>(scale) == T(0) && scale != 0)) {
-      detail::refuse<std::invalid_argument>(
-          "the scale of the gradients must be a finite number of their type, got ", scale);
+      detail::refuse("the scale of the gradients must be a finite number of their type, got ", scale);
     }
     for (std::size_t layer = first; layer < last; ++layer) {
       bool& is_given = layers_[layer].is_given;
@@ -305,7 +300,7 @@ class residual_accumulator {
 
   static T checked(double momentum) {
     if (detail::is_nan(momentum) || !(momentum >= 0 && momentum < 1) || !(static_cast<T>(momentum) < T(1)))
-      detail::refuse<std::invalid_argument>("momentum must lie in [0, 1), got ", momentum);
+      detail::refuse("momentum must lie in [0, 1), got ", momentum);
     return static_cast<T>(momentum);
   }
   void check_range(std::size_t layer, std::size_t begin, std::size_t& end) const {

@@ -109,21 +109,21 @@ struct element_range {
 };
 
 /// Which elements of the layers of a frame have reached its receiver. A layer that was sent is counted in chunks of `chunk_elements`, of
-/// which its last may be shorter, and a chunk arrives whole or is lost. Memory: one bit a chunk, 16 bytes a layer. What takes a layer or a
+/// which its last may be shorter, and a chunk arrives whole or is lost. Memory: one bit a chunk, 8 bytes a layer. What takes a layer or a
 /// chunk throws std::out_of_range for one that is not there.
 class delivery {
  public:
   /// Everything that `sent` selects has arrived. Throws std::invalid_argument for a chunk size of 0.
   delivery(const selection& sent, std::size_t chunk_elements) : sent_(sent), chunk_elements_(chunk_elements) {
-    if (chunk_elements == 0) detail::refuse<std::invalid_argument>("a chunk must have at least one element");
+    if (chunk_elements == 0) detail::refuse("a chunk must have at least one element");
     const std::span<const std::size_t> sizes = sent.model().sizes();
-    layers_.reserve(sizes.size() + 1);
+    first_chunk_.reserve(sizes.size() + 1);
     std::size_t chunks = 0;
     for (std::size_t l = 0; l < sizes.size(); ++l) {
-      layers_.push_back({.first_chunk = chunks});
+      first_chunk_.push_back(chunks);
       if (sent.is_sent(l)) chunks += sizes[l] / chunk_elements + (sizes[l] % chunk_elements != 0);
     }
-    layers_.push_back({.first_chunk = chunks});
+    first_chunk_.push_back(chunks);
     is_lost_.resize(chunks);
   }
 
@@ -132,8 +132,6 @@ class delivery {
     const std::size_t place = place_of(layer, chunk);
     if (is_lost_[place]) return;
     is_lost_[place] = true;
-    ++layers_[layer].lost_chunks;
-    ++lost_chunks_;
     lost_elements_ += (std::min)(chunk_elements_, sent_.model().sizes()[layer] - chunk * chunk_elements_);
   }
   /// Throws as lose().
@@ -141,20 +139,23 @@ class delivery {
     return is_lost_[place_of(layer, chunk)];
   }
   /// Whether nothing was lost.
-  [[nodiscard]] bool is_complete() const noexcept { return lost_chunks_ == 0; }
+  [[nodiscard]] bool is_complete() const noexcept { return lost_elements_ == 0; }
 
   [[nodiscard]] std::size_t chunk_elements() const noexcept { return chunk_elements_; }
   /// The chunks that a layer was sent in, 0 for one that was dropped; and of them, those that are lost.
   [[nodiscard]] std::size_t chunks(std::size_t layer) const {
     sent_.model().check_layer(layer);
-    return layers_[layer + 1].first_chunk - layers_[layer].first_chunk;
+    return first_chunk_[layer + 1] - first_chunk_[layer];
   }
   [[nodiscard]] std::size_t lost_chunks(std::size_t layer) const {
-    sent_.model().check_layer(layer);
-    return layers_[layer].lost_chunks;
+    const auto count = static_cast<std::ptrdiff_t>(chunks(layer));
+    const auto first = is_lost_.begin() + static_cast<std::ptrdiff_t>(first_chunk_[layer]);
+    return static_cast<std::size_t>(std::count(first, first + count, true));
   }
   /// Those of all layers together, and the elements in them.
-  [[nodiscard]] std::size_t lost_chunks() const noexcept { return lost_chunks_; }
+  [[nodiscard]] std::size_t lost_chunks() const noexcept {
+    return static_cast<std::size_t>(std::count(is_lost_.begin(), is_lost_.end(), true));
+  }
   [[nodiscard]] std::size_t lost_elements() const noexcept { return lost_elements_; }
 
   /// Calls consume(begin, end) with the elements of a layer that have arrived, as ranges that are as long as can be, ascending; and with
@@ -172,26 +173,20 @@ class delivery {
   [[nodiscard]] const selection& sent() const noexcept { return sent_; }
 
  private:
-  struct layer_chunks {
-    std::size_t first_chunk = 0;  // counted through all layers sent
-    std::size_t lost_chunks = 0;
-  };
-
   std::size_t place_of(std::size_t layer, std::size_t chunk) const {
     const std::size_t in_layer = chunks(layer);
-    if (sent_.is_dropped(layer))
-      detail::refuse<std::invalid_argument>("layer '", sent_.model()[layer].name, "' was not sent");
+    if (sent_.is_dropped(layer)) detail::refuse("layer '", sent_.model()[layer].name, "' was not sent");
     if (chunk >= in_layer) {
       detail::refuse<std::out_of_range>("chunk ", chunk, " is out of range: layer '",
                                         sent_.model()[layer].name, "' was sent in ", in_layer);
     }
-    return layers_[layer].first_chunk + chunk;
+    return first_chunk_[layer] + chunk;
   }
 
   template <class Consume>
   void for_each_run(std::size_t layer, bool lost, Consume& consume) const {
     const std::size_t in_layer = chunks(layer);
-    const auto first = is_lost_.begin() + static_cast<std::ptrdiff_t>(layers_[layer].first_chunk);
+    const auto first = is_lost_.begin() + static_cast<std::ptrdiff_t>(first_chunk_[layer]);
     const auto last = first + static_cast<std::ptrdiff_t>(in_layer);
     const auto element = [&](auto chunk) {
       return (std::min)(static_cast<std::size_t>(chunk - first) * chunk_elements_,
@@ -206,9 +201,9 @@ class delivery {
 
   selection sent_;
   std::size_t chunk_elements_;
-  std::vector<layer_chunks> layers_;  // L + 1
-  std::vector<bool> is_lost_;         // of each chunk
-  std::size_t lost_chunks_ = 0;
+  std::vector<std::size_t>
+      first_chunk_;            // of each layer, counted through all that are sent, and behind the last
+  std::vector<bool> is_lost_;  // of each chunk
   std::size_t lost_elements_ = 0;
 };
 

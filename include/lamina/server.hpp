@@ -68,10 +68,9 @@ class server {
         step_(options_.first_step) {
     detail::check_parameters_type(options_.payload);
     if (options_.nodes.empty()) options_.nodes.assign(options_.workers, 1);
-    if (options_.nodes.empty()) detail::refuse<std::invalid_argument>("a server needs at least one worker");
+    if (options_.nodes.empty()) detail::refuse("a server needs at least one worker");
     for (std::size_t s = 0; s < options_.nodes.size(); ++s) {
-      if (options_.nodes[s] == 0)
-        detail::refuse<std::invalid_argument>("nodes: sender ", s, " stands for no worker");
+      if (options_.nodes[s] == 0) detail::refuse("nodes: sender ", s, " stands for no worker");
       to_reply_.push_back(s);
     }
     senders_.resize(options_.nodes.size());
@@ -173,8 +172,7 @@ class server {
   void commit(std::size_t worker, std::uint64_t clock, const delivery& arrived) {
     sender& to = replied_to(worker, clock);
     if (clock < to.forgotten) return;
-    if (!to.out || to.out->clock != clock)
-      detail::refuse<std::invalid_argument>("commit: the last reply had not the clock ", clock);
+    if (!to.out || to.out->clock != clock) detail::refuse("commit: the last reply had not the clock ", clock);
     detail::check_delivery("commit", arrived, to.out->sent, options_.payload);
     std::vector<element_range> lost;
     for (const std::size_t f : arrived.sent().sent())
@@ -388,8 +386,7 @@ class server {
   }
   sender& replied_to(std::size_t worker, std::uint64_t clock) {
     sender& to = senders_[known(worker)];
-    if (clock == 0 || clock > to.replied)
-      detail::refuse<std::invalid_argument>("commit: no reply had the clock ", clock);
+    if (clock == 0 || clock > to.replied) detail::refuse("commit: no reply had the clock ", clock);
     return to;
   }
 

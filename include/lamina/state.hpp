@@ -105,7 +105,7 @@ class state_reader {
     const bool has_checksum = (header.flags & state_flag_checksum) != 0;
     refuse_if(header.checksum != (has_checksum ? state_checksum(header, body_) : 0), errc::checksum_mismatch);
     if (is_nan(header.threshold) || !is_finite(header.allowance))
-      refuse<std::invalid_argument>(name_, ": the threshold or the allowance is not a number");
+      refuse(name_, ": the threshold or the allowance is not a number");
   }
   void check_end() const { refuse_if(!rest_.empty(), errc::trailing_bytes); }
 
@@ -134,12 +134,11 @@ class means_of_states {
       sums_[i] += next[i];
     }
   }
-  Number operator[](std::size_t i) const {
-    return agree_[i] ? first_[i] : sums_[i] / static_cast<Number>(states_);
-  }
   std::vector<Number> all() const {
-    std::vector<Number> means(sums_.size());
-    for (std::size_t i = 0; i < means.size(); ++i) means[i] = (*this)[i];
+    std::vector<Number> means = first_;
+    for (std::size_t i = 0; i < means.size(); ++i) {
+      if (!agree_[i]) means[i] = sums_[i] / static_cast<Number>(states_);
+    }
     return means;
   }
 
@@ -178,9 +177,8 @@ std::vector<std::byte> save_state(const layout& fragments, const selector::memor
       (!velocity.empty() && velocity.size() != fragments.elements()) ||
       memory.sent_in.size() != fragments.layers() ||
       (!expected.empty() && expected.size() != fragments.layers())) {
-    detail::refuse<std::invalid_argument>(
-        "save_state: the residual, the velocity or the numbers are of another model than one of ",
-        fragments.elements(), " elements in ", fragments.layers(), " fragments");
+    detail::refuse("save_state: the residual, the velocity or the numbers are of another model than one of ",
+                   fragments.elements(), " elements in ", fragments.layers(), " fragments");
   }
   for (const std::span<const T> numbers : {residual, velocity}) {
     for (std::size_t f = 0; f < fragments.layers() && !numbers.empty(); ++f) {
@@ -238,7 +236,7 @@ template <element T>
   for (const std::uint64_t sent_in : saved.memory.sent_in)
     from.refuse_if(sent_in > header.step, errc::impossible_age);
   if (!detail::are_finite<T>(saved.residual) || !detail::are_finite<T>(saved.velocity))
-    detail::refuse<std::invalid_argument>(name, " holds NaN or infinity");
+    detail::refuse(name, " holds NaN or infinity");
   return saved;
 }
 
@@ -270,8 +268,8 @@ std::vector<std::byte> merge_states(const States& states, const layout& fragment
     if (count > 0) as_first = !merged.velocity.empty();
     saved_state<T> next = read_state<T>(bytes, fragments, as_first, detail::sentence("saved state ", count));
     if (count > 0 && next.step != merged.step) {
-      detail::refuse<std::invalid_argument>("saved state 0 is of step ", merged.step, ", saved state ", count,
-                                            " of step ", next.step);
+      detail::refuse("saved state 0 is of step ", merged.step, ", saved state ", count, " of step ",
+                     next.step);
     }
     residual.add(next.residual);
     velocity.add(next.velocity);
@@ -286,18 +284,16 @@ std::vector<std::byte> merge_states(const States& states, const layout& fragment
     for (std::size_t f = 0; f < fragments.layers(); ++f)
       merged.memory.sent_in[f] = (std::min)(merged.memory.sent_in[f], next.memory.sent_in[f]);
   }
-  if (count == 0) detail::refuse<std::invalid_argument>("there is no saved state to merge");
+  if (count == 0) detail::refuse("there is no saved state to merge");
   merged.residual = residual.all();
   merged.velocity = velocity.all();
   // How the next decide() of a resumed run finds its threshold and allowance. Infinities of both signs, as a budget leaves them, have no
   // mean; a threshold that is infinite is not used: the next step searches.
-  merged.memory.threshold = any_invalid                  ? invalid_threshold
-                            : detail::is_nan(numbers[0]) ? detail::infinite_value
-                                                         : numbers[0];
-  merged.memory.allowance = numbers[1];
+  merged.memory.threshold = any_invalid ? invalid_threshold : detail::ordered_value(numbers.all()[0]);
+  merged.memory.allowance = numbers.all()[1];
   if (!detail::are_finite<T>(merged.residual) || !detail::are_finite<T>(merged.velocity) ||
       !detail::is_finite(merged.memory.allowance))
-    detail::refuse<std::invalid_argument>("saved states: their sum overflows");
+    detail::refuse("saved states: their sum overflows");
   // Infinite ones, of workers before their first step, stay so.
   merged.expected = all_expect ? expected.all() : std::vector<double>();
   return save_state<T>(fragments, merged.memory, merged.residual, merged.velocity, merged.step,

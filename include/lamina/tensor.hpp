@@ -51,7 +51,7 @@ concept indexed = requires(Tensors& tensors, std::ptrdiff_t index) {
 
 template <class... Words>
 [[noreturn]] void refuse_tensor(const Words&... words) {
-  refuse<std::invalid_argument>(words...);
+  refuse(words...);
 }
 
 // Whether the strides are those of a tensor without gaps whose last of `rank` dimensions is the innermost one. A dimension of 1 may
@@ -65,6 +65,24 @@ constexpr bool is_dense(std::size_t rank, const ExtentOf& extent_of, const Strid
     expected *= extent;
   }
   return true;
+}
+
+// Told by its members, and visited through argument-dependent lookup: only who has a std::variant includes its header.
+template <class Elements>
+inline constexpr bool is_variant = requires(const Elements& each) {
+  each.index();
+  each.valueless_by_exception();
+};
+
+/// Whether the tensor has elements to give: true unless its tensor_traits say otherwise.
+template <class Tensor>
+bool has_value([[maybe_unused]] const Tensor& tensor) {
+  using traits = tensor_traits<std::remove_cv_t<Tensor>>;
+  if constexpr (requires { traits::has_value(tensor); }) {
+    return traits::has_value(tensor);
+  } else {
+    return true;
+  }
 }
 
 }  // namespace detail
@@ -87,28 +105,6 @@ template <class Tensor>
 concept tensor = requires(Tensor& each) {
   tensor_traits<std::remove_cvref_t<Tensor>>::elements(each);
 };
-
-namespace detail {
-
-// Told by its members, and visited through argument-dependent lookup: only who has a std::variant includes its header.
-template <class Elements>
-inline constexpr bool is_variant = requires(const Elements& each) {
-  each.index();
-  each.valueless_by_exception();
-};
-
-/// Whether the tensor has elements to give: true unless its tensor_traits say otherwise.
-template <class Tensor>
-bool has_value([[maybe_unused]] const Tensor& tensor) {
-  using traits = tensor_traits<std::remove_cv_t<Tensor>>;
-  if constexpr (requires { traits::has_value(tensor); }) {
-    return traits::has_value(tensor);
-  } else {
-    return true;
-  }
-}
-
-}  // namespace detail
 
 /// A tensor that may not be there: no gradient in this step. `elements` of an empty one throws std::invalid_argument.
 template <tensor Tensor>
@@ -209,6 +205,50 @@ std::span<T> elements_as(Tensor& tensor) {
   }
 }
 
+/// What a residual of T can add: T itself and the half-width types.
+template <class G, class T>
+concept addable_to = std::same_as<G, T> || half_element<G>;
+
+/// Calls visitor(std::span<G>) for the elements of a tensor, whatever G of the addable ones it holds: of const G, unless they are to be
+/// written. Throws std::invalid_argument for one that holds another type at run time.
+template <element T, bool IsWritten, class Tensor, class Visitor>
+void visit_elements(Tensor&& tensor, const Visitor& visitor) {
+  require_tensor<Tensor>();
+  const auto elements = tensor_traits<std::remove_cvref_t<Tensor>>::elements(tensor);
+  using seen = std::remove_const_t<decltype(elements)>;
+  const auto visit_one = [&](auto span) {
+    using given = typename decltype(span)::element_type;
+    using G = std::conditional_t<IsWritten, given, std::remove_const_t<given>>;
+    if constexpr (addable_to<G, T>) {
+      visitor(std::span<std::conditional_t<IsWritten, G, const G>>(span));
+    } else {
+      static_assert(is_variant<seen> || never<given>,
+                    "lamina: the tensor's element type is neither the residual's, nor lamina::float16 or "
+                    "lamina::bfloat16, or it is const and would be written to");
+      refuse_tensor(
+          "the tensor holds another element type at run time than the residual: pass a converted copy");
+    }
+  };
+  if constexpr (is_variant<seen>) {
+    visit(visit_one, elements);
+  } else {
+    visit_one(elements);
+  }
+}
+/// A gradient, to read.
+template <element T, class Tensor, class Visitor>
+void visit_gradient(const Tensor& gradient, const Visitor& visitor) {
+  visit_elements<T, false>(gradient, visitor);
+}
+
+/// A finite number as a half: the nearest, and the largest where it is beyond the range. NaN stays NaN.
+template <half_element Half, element T>
+constexpr Half to_nearest(T x) noexcept {
+  constexpr T largest = (std::numeric_limits<float>::max)();
+  if (is_nan(static_cast<double>(x))) return Half{0x7fff};
+  return saturating_round<Half>(static_cast<float>(x < -largest ? -largest : x > largest ? largest : x));
+}
+
 }  // namespace detail
 
 /// The tensor of product(shape) elements that begin at `pointer`; a shape, a range of integers, of {} is one element. Nothing is owned or
@@ -241,75 +281,6 @@ template <element T, class Tensor>
 [[nodiscard]] std::span<T> writable_elements_of(Tensor&& tensor) {
   return detail::elements_as<T>(tensor);
 }
-
-namespace detail {
-
-/// What a residual of T can add: T itself and the half-width types.
-template <class G, class T>
-concept addable_to = std::same_as<G, T> || half_element<G>;
-
-// Of one span, or of the one that a variant of spans holds.
-template <class Visitor, class Elements>
-void visit_span(const Visitor& visitor, const Elements& elements) {
-  if constexpr (is_variant<Elements>) {
-    visit(visitor, elements);
-  } else {
-    visitor(elements);
-  }
-}
-
-/// Calls visitor(std::span<const G>) for the elements of a gradient, whatever G of the addable ones it holds. Throws
-/// std::invalid_argument for one that holds another type at run time.
-template <element T, class Tensor, class Visitor>
-void visit_gradient(const Tensor& gradient, const Visitor& visitor) {
-  require_tensor<const Tensor>();
-  const auto elements = tensor_traits<Tensor>::elements(gradient);
-  using seen = std::remove_const_t<decltype(elements)>;
-  const auto visit_one = [&](auto span) {
-    using G = std::remove_const_t<typename decltype(span)::element_type>;
-    if constexpr (addable_to<G, T>) {
-      visitor(std::span<const G>(span));
-    } else {
-      static_assert(is_variant<seen> || never<decltype(span)>,
-                    "lamina: the gradient's element type is neither the residual's, nor lamina::float16 or "
-                    "lamina::bfloat16");
-      refuse<std::invalid_argument>(
-          "the gradient holds another element type at run time than the residual: pass a converted copy");
-    }
-  };
-  visit_span(visit_one, elements);
-}
-
-/// The same to write: calls visitor(std::span<G>). Throws std::invalid_argument for what is neither T nor half-width.
-template <element T, class Tensor, class Visitor>
-void visit_writable(Tensor&& tensor, const Visitor& visitor) {
-  require_tensor<Tensor>();
-  const auto elements = tensor_traits<std::remove_cvref_t<Tensor>>::elements(tensor);
-  using seen = std::remove_const_t<decltype(elements)>;
-  const auto visit_one = [&](auto span) {
-    if constexpr (addable_to<typename decltype(span)::element_type, T>) {
-      visitor(span);
-    } else {
-      static_assert(
-          is_variant<seen> || never<decltype(span)>,
-          "lamina: the tensor to write is const, or its element type is neither the one that is written, "
-          "nor lamina::float16 or lamina::bfloat16");
-      refuse<std::invalid_argument>(
-          "the tensor to write holds another element type at run time than can be written");
-    }
-  };
-  visit_span(visit_one, elements);
-}
-
-/// A finite number as a half: the nearest, and the largest where it is beyond the range. NaN stays NaN.
-template <half_element Half, element T>
-constexpr Half to_nearest(T x) noexcept {
-  constexpr T largest = (std::numeric_limits<float>::max)();
-  if (is_nan(static_cast<double>(x))) return Half{0x7fff};
-  return saturating_round<Half>(static_cast<float>(x < -largest ? -largest : x > largest ? largest : x));
-}
-
-}  // namespace detail
 
 /// A tensor of any type as a gradient of T: the elements where they lie, of T, float16 or bfloat16. For a list of tensors of
 /// several types; owns nothing. One that is not there, as an empty std::optional, is a layer without a gradient.

@@ -19,7 +19,7 @@ inline constexpr double invalid_threshold = -1.0;
 /// Throws std::invalid_argument unless 0 <= drop_ratio <= 1.
 inline void check_drop_ratio(double drop_ratio) {
   if (detail::is_nan(drop_ratio) || !(drop_ratio >= 0.0 && drop_ratio <= 1.0))
-    detail::refuse<std::invalid_argument>("drop ratio must lie in [0, 1], got ", drop_ratio);
+    detail::refuse("drop ratio must lie in [0, 1], got ", drop_ratio);
 }
 
 /// Algorithm 1, and its counterpart for a budget, with the working memory kept between calls: it allocates only when L grows.
@@ -30,16 +30,16 @@ class threshold_search {
                                   std::span<const std::size_t> layer_sizes, double drop_ratio) {
     check_drop_ratio(drop_ratio);
     if (representative_values.size() != layer_sizes.size()) {
-      detail::refuse<std::invalid_argument>("threshold search: ", representative_values.size(),
-                                            " values but ", layer_sizes.size(), " layer sizes");
+      detail::refuse("threshold search: ", representative_values.size(), " values but ", layer_sizes.size(),
+                     " layer sizes");
     }
     std::size_t elements = 0;
     begin();
     for (std::size_t l = 0; l < layer_sizes.size(); ++l) {
       if (detail::is_nan(representative_values[l]))
-        detail::refuse<std::invalid_argument>("threshold search: the value of layer ", l, " is NaN");
+        detail::refuse("threshold search: the value of layer ", l, " is NaN");
       if (layer_sizes[l] > (std::numeric_limits<std::size_t>::max)() - elements)
-        detail::refuse<std::invalid_argument>("threshold search: the sum of the layer sizes overflows");
+        detail::refuse("threshold search: the sum of the layer sizes overflows");
       elements += layer_sizes[l];
       if (layer_sizes[l] > 0) add(representative_values[l], layer_sizes[l]);
     }

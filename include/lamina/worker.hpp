@@ -122,10 +122,8 @@ class worker {
   /// stays, and is sent later. Throws std::invalid_argument for one that is over.
   void skip_to(std::uint64_t next) {
     state_->require_closed("skip_to");
-    if (next <= state_->number) {
-      detail::refuse<std::invalid_argument>("skip_to: step ", next, " is over: the last was ",
-                                            state_->number);
-    }
+    if (next <= state_->number)
+      detail::refuse("skip_to: step ", next, " is over: the last was ", state_->number);
     state_->number = next - 1;
   }
 
@@ -232,8 +230,7 @@ class worker<T, Representative>::step {
   /// the selection; returns the span. `to` is a span of sent().sent_elements() elements of T, or a std::vector<T>, which is resized.
   template <class Elements>
   requires std::convertible_to<Elements&, std::span<T>> std::span<T> pack(Elements&& to, T scale = T(1)) {
-    if (!detail::is_finite(static_cast<double>(scale)))
-      detail::refuse<std::invalid_argument>("pack: the scale must be finite");
+    if (!detail::is_finite(static_cast<double>(scale))) detail::refuse("pack: the scale must be finite");
     const std::span<T> all = packable(to);
     T* out = all.data();
     for (const std::size_t f : sent().sent()) {
@@ -250,8 +247,7 @@ class worker<T, Representative>::step {
         std::same_as<Half, bfloat16> ? payload_type::bfloat16 : payload_type::float16;
     const std::span<Half> all = packable(to);
     if (state_->options.payload != written)
-      detail::refuse<std::invalid_argument>(
-          "pack: options.payload is another type than the elements to write");
+      detail::refuse("pack: options.payload is another type than the elements to write");
     auto* out = reinterpret_cast<std::byte*>(all.data());
     for (const std::size_t f : sent().sent()) {
       detail::encode_payload<T>(written, state_->residual[f], out);
@@ -303,7 +299,7 @@ class worker<T, Representative>::step {
   state& open_with_values(const char* call) const {
     state& s = open(call);
     s.require_all(call);
-    s.use_own_values();
+    if (!std::exchange(s.has_decision_values, true)) s.decision_values = s.values;
     return s;
   }
   state& open_to_gradients(const char* call) const {
@@ -329,10 +325,8 @@ class worker<T, Representative>::step {
     const std::size_t elements = s.decisions.sent().sent_elements();
     if constexpr (requires { to.resize(elements); }) to.resize(elements);
     const std::span all(to);
-    if (all.size() != elements) {
-      detail::refuse<std::invalid_argument>("pack: there is room for ", all.size(), " elements, and ",
-                                            elements, " are sent");
-    }
+    if (all.size() != elements)
+      detail::refuse("pack: there is room for ", all.size(), " elements, and ", elements, " are sent");
     return all;
   }
   void commit_what_arrived(const delivery* arrived) {

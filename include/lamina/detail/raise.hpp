@@ -47,8 +47,8 @@ std::string sentence(const Words&... words) {
   return all;
 }
 
-/// Throws an exception that says this: refuse<std::out_of_range>("there is no layer ", index).
-template <class Exception, class... Words>
+/// Throws an exception that says this: refuse<std::out_of_range>("there is no layer ", index). Most mistakes are arguments.
+template <class Exception = std::invalid_argument, class... Words>
 [[noreturn]] void refuse(const Words&... words) {
   raise(Exception(sentence(words...)));
 }

@@ -36,17 +36,20 @@ constexpr bits_of<T> smaller(bits_of<T> magnitude, bits_of<T> limit) noexcept {
   return limit + ((magnitude - limit) & mask_below<T>(magnitude, limit));
 }
 
-/// Calls body(elements, count, begin) for each row of a block's elements, of which there are always as many: the last row is filled up with
-/// zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2 vectorises it.
-template <element T, class Body>
-LAMINA_ALWAYS_INLINE void for_each_row(std::span<const T> from, const Body& body) {
+/// Calls body(row, count, begin) for each row of elements to read, or to write, of which there are always as many: the last row lies
+/// elsewhere, filled up with zeros, and `count` says how many of it there are. So each loop over a row has a known length, and g++ -O2
+/// vectorises it.
+template <class T, class Body>
+LAMINA_ALWAYS_INLINE void for_each_row(std::span<T> elements, const Body& body) {
   std::size_t begin = 0;
-  for (; from.size() - begin >= payload_block_elements; begin += payload_block_elements)
-    body(from.data() + begin, payload_block_elements, begin);
-  if (begin == from.size()) return;
-  std::array<T, payload_block_elements> last = {};
-  std::copy(from.begin() + static_cast<std::ptrdiff_t>(begin), from.end(), last.begin());
-  body(last.data(), from.size() - begin, begin);
+  for (; elements.size() - begin >= payload_block_elements; begin += payload_block_elements)
+    body(elements.data() + begin, payload_block_elements, begin);
+  const std::span<T> rest = elements.subspan(begin);
+  if (rest.empty()) return;
+  std::array<std::remove_const_t<T>, payload_block_elements> last = {};
+  if constexpr (std::is_const_v<T>) std::copy(rest.begin(), rest.end(), last.begin());
+  body(last.data(), rest.size(), begin);
+  if constexpr (!std::is_const_v<T>) std::copy_n(last.begin(), rest.size(), rest.begin());
 }
 
 /// Whether no magnitude of a row is beyond `most`, NaN being beyond all.
@@ -56,18 +59,6 @@ LAMINA_ALWAYS_INLINE bool is_row_within(const T* row, T most) noexcept {
   for (std::size_t i = 0; i < payload_block_elements; ++i)
     signs |= std::bit_cast<bits_of<T>>(most) - magnitude_pattern(row[i]);
   return signs >= 0;
-}
-
-/// Calls body(to, count, begin) for each row to be written, the last one apart, as for_each_row.
-template <element T, class Body>
-LAMINA_ALWAYS_INLINE void write_each_row(std::span<T> to, const Body& body) {
-  std::size_t begin = 0;
-  for (; to.size() - begin >= payload_block_elements; begin += payload_block_elements)
-    body(to.data() + begin, payload_block_elements, begin);
-  if (begin == to.size()) return;
-  std::array<T, payload_block_elements> last;
-  body(last.data(), to.size() - begin, begin);
-  std::copy_n(last.begin(), to.size() - begin, to.begin() + static_cast<std::ptrdiff_t>(begin));
 }
 
 // The pattern of a block's largest magnitude, NaN passed over if it is not to count.

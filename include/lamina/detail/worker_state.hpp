@@ -31,15 +31,13 @@ struct worker_state {
         values(cut.fragments().layers()),
         decision_values(cut.fragments().layers()),
         expected(cut.fragments().layers(), infinite_value),
-        marks(cut.fragments().layers()),
+        has_come(cut.fragments().layers()),
         is_stale(cut.fragments().layers(), char{1}) {
-    if (model.layers() == 0) refuse<std::invalid_argument>("a model without layers has nothing to compress");
+    if (model.layers() == 0) refuse("a model without layers has nothing to compress");
     check_payload_type(given.payload);
-    if (given.error_feedback)
-      refuse<std::invalid_argument>("error_feedback is of local_delta: a residual is nothing else");
+    if (given.error_feedback) refuse("error_feedback is of local_delta: a residual is nothing else");
   }
 
-  enum class mark : char { none, skipped, gradient };
   enum class left : char { nothing, rounded, exact };
 
   void require_closed(const char* call) const {
@@ -48,7 +46,7 @@ struct worker_state {
   }
   void require_gradient(const char* call, std::size_t f) const {
     cut.fragments().check_layer(f);
-    if (marks[f] != mark::none || cut.fragments().sizes()[f] == 0) return;
+    if (has_come[f] != 0 || cut.fragments().sizes()[f] == 0) return;
     refuse<std::logic_error>(call, ": layer '", cut.model()[cut.layer_of(f)].name,
                              "' has no gradient in step ", number, "; add() or skip() it");
   }
@@ -62,7 +60,7 @@ struct worker_state {
     }
   }
   void require_all(const char* call) const {
-    for (std::size_t f = 0; f < marks.size(); ++f) require_gradient(call, f);
+    for (std::size_t f = 0; f < has_come.size(); ++f) require_gradient(call, f);
   }
 
   void begin(const char* call) {
@@ -73,7 +71,7 @@ struct worker_state {
   void open() noexcept {
     ++number;
     ++opening;
-    std::fill(marks.begin(), marks.end(), mark::none);
+    std::fill(has_come.begin(), has_come.end(), char{0});
     is_open = true;
     is_selected = is_given = has_decision_values = false;
     has_left = left::nothing;
@@ -90,7 +88,7 @@ struct worker_state {
 
   const encoded_frame& encode(const selection& fragments, bool is_last, std::span<const std::byte> user) {
     if (fragments.model().fingerprint() != cut.fragments().fingerprint())
-      refuse<std::invalid_argument>("frame: the selection is of another layout than the worker's");
+      refuse("frame: the selection is of another layout than the worker's");
     if (sequence == 0xffff) refuse<std::length_error>("frame: a step has at most 65,535 frames");
     if (sequence == 0) in_frames.clear();
     if (is_last) require_all("frame");
@@ -137,10 +135,8 @@ struct worker_state {
   std::optional<std::size_t> add_one(std::size_t layer, const Tensor& gradient, double scale,
                                      const Execution& execution) {
     cut.model().check_layer(layer);
-    if (!has_value(gradient)) {
-      refuse<std::invalid_argument>("layer '", cut.model()[layer].name,
-                                    "': there is no tensor to add; skip() it");
-    }
+    if (!has_value(gradient))
+      refuse("layer '", cut.model()[layer].name, "': there is no tensor to add; skip() it");
     return add(
         layer, layer + 1, [&](std::size_t, const auto& visitor) { visit_gradient<T>(gradient, visitor); },
         scale, execution);
@@ -165,19 +161,15 @@ struct worker_state {
       // What rounding leaves of a refused gradient is of the residual, and so of its value.
       for (std::size_t f = begin; f < end; ++f) {
         if (residual.was_given(f)) is_stale[f] = 1;
-        if (is_open && marks[f] != mark::none) refresh(f);
+        if (is_open && has_come[f] != 0) refresh(f);
       }
       return cut.layer_of(*refused);
     }
     if (!is_open) open();
     has_decision_values = false;
     for (std::size_t f = begin; f < end; ++f) {
-      if (!residual.was_given(f)) {
-        skip_fragment(f);
-      } else {
-        marks[f] = mark::gradient;
-        is_stale[f] = 0;
-      }
+      if (residual.was_given(f)) is_stale[f] = 0;
+      count_in(f);
     }
     return std::nullopt;
   }
@@ -190,10 +182,10 @@ struct worker_state {
   void skip(std::size_t layer) {
     cut.model().check_layer(layer);
     has_decision_values = false;
-    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) skip_fragment(f);
+    for (std::size_t f = cut.first(layer); f < cut.first(layer + 1); ++f) count_in(f);
   }
-  void skip_fragment(std::size_t f) {
-    if (marks[f] == mark::none) marks[f] = mark::skipped;
+  void count_in(std::size_t f) {
+    has_come[f] = 1;
     refresh(f);
   }
   // The value of a fragment whose residual has changed since its value was computed.
@@ -203,22 +195,15 @@ struct worker_state {
     values[f] = residual.is_clear(f) ? value_of_zeros<T>(functor, cut.fragments().sizes()[f])
                                      : representative_value(functor, residual[f]);
   }
-  void use_own_values() {
-    if (has_decision_values) return;
-    std::copy(values.begin(), values.end(), decision_values.begin());
-    has_decision_values = true;
-  }
   // What was not sent becomes zeros. Halves get the nearest number, and the largest where it is beyond their range.
   template <class Tensors>
   void unpack(std::span<const T> packed, Tensors& gradients) const {
     const selection& sent = decisions.sent();
-    if (packed.size() != sent.sent_elements()) {
-      refuse<std::invalid_argument>("unpack: ", packed.size(), " elements where ", sent.sent_elements(),
-                                    " were sent");
-    }
+    if (packed.size() != sent.sent_elements())
+      refuse("unpack: ", packed.size(), " elements where ", sent.sent_elements(), " were sent");
     cut.model().check_count(std::size(gradients), "gradients");
     const auto visit = [&](std::size_t layer, const auto& visitor) {
-      visit_writable<T>(std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)], [&](auto to) {
+      visit_elements<T, true>(std::begin(gradients)[static_cast<std::ptrdiff_t>(layer)], [&](auto to) {
         cut.model().check_size(layer, to.size());
         visitor(to);
       });
@@ -295,7 +280,7 @@ struct worker_state {
   std::vector<double> values;           // of the residual, where it is not stale
   std::vector<double> decision_values;  // what is decided by: a copy, which agreed values may replace
   std::vector<double> expected;         // of the next step
-  std::vector<mark> marks;
+  std::vector<char> has_come;           // the gradient of the step, or that there is none
   std::vector<char> is_stale;
   std::uint64_t number = 0;   // of the step that is open, or was last
   std::uint64_t opening = 0;  // tells handles apart, since load() can make a number come again
