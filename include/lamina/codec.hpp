@@ -1,17 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <concepts>
-#include <cstring>
 #include <iterator>
-#include <limits>
 #include <new>
-#include <span>
-#include <system_error>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lamina/error.hpp"
 #include "lamina/frame.hpp"

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <span>
-#include <utility>
-#include <vector>
-
 #include "lamina/options.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/threshold.hpp"

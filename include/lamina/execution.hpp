@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <concepts>
-#include <span>
-#include <utility>
-#include <vector>
 
 #if defined(_OPENMP)
 #include <omp.h>

@@ -1,16 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <concepts>
-#include <cstring>
-#include <limits>
-#include <optional>
-#include <span>
-#include <vector>
-
 #include "lamina/payload.hpp"
 #include "lamina/selection.hpp"
 

@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
-#include <bit>
-#include <concepts>
-#include <cstring>
-
 #include "lamina/detail/simd.hpp"
 
 #if defined(__F16C__)

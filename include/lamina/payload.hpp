@@ -1,16 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <concepts>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
-#include <span>
-#include <type_traits>
-
 #include "lamina/detail/rows.hpp"
 #include "lamina/options.hpp"
 

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cmath>
-#include <concepts>
-#include <span>
-#include <type_traits>
-
 #include "lamina/detail/loops.hpp"
 #include "lamina/tensor.hpp"
 

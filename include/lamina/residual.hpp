@@ -1,16 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <atomic>
 #include <exception>
-#include <limits>
-#include <optional>
-#include <span>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "lamina/detail/residual_block.hpp"
 #include "lamina/execution.hpp"

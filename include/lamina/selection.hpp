@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <bit>
-#include <span>
-#include <vector>
 
 #include "lamina/layout.hpp"
 

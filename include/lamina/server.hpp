@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <memory>
-#include <span>
-#include <system_error>
-#include <utility>
-#include <vector>
-
 #include "lamina/codec.hpp"
 #include "lamina/execution.hpp"
 

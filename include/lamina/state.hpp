@@ -1,17 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <concepts>
-#include <cstring>
 #include <iterator>
-#include <optional>
-#include <span>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
 #include "lamina/decision.hpp"
 #include "lamina/error.hpp"

@@ -1,13 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <concepts>
 #include <initializer_list>
-#include <limits>
-#include <optional>
-#include <span>
-#include <type_traits>
-#include <utility>
 #include <variant>
 
 #include "lamina/fwd.hpp"

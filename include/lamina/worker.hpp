@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <concepts>
-#include <initializer_list>
-#include <memory>
-#include <optional>
-#include <span>
-#include <utility>
-#include <vector>
-
 #include "lamina/detail/worker_state.hpp"
 
 /// A worker and its step: gradients in, a frame out, and what was not sent in the residual. Read residual.hpp and decision.hpp before.

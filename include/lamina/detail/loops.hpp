@@ -1,18 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <type_traits>
-#include <utility>
-
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/simd.hpp"
 #include "lamina/half.hpp"
 
 /// The loops over elements: where their operands come from, what reduces a block of them, and what writes element by element. Written once

@@ -1,29 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <atomic>
-#include <bit>
-#include <concepts>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
 #include <memory_resource>
-#include <span>
-#include <stdexcept>
-#include <type_traits>
-#include <utility>
-#include <vector>
 
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/finite.hpp"
-#include "lamina/detail/loops.hpp"
-#include "lamina/detail/raise.hpp"
-#include "lamina/detail/simd.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/tensor.hpp"
 
 /// The memory of a residual, and how gradients are added to a block of it.
 namespace lamina::inline LAMINA_ABI::detail {

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <bit>
-#include <limits>
-#include <span>
-#include <type_traits>
-
 #include "lamina/tensor.hpp"
 
 /// Rows of 64 elements, whose loops have a known length, and the bits of magnitudes: what payloads are written with. Read tensor.hpp

@@ -5,14 +5,9 @@
 #include <array>
 #include <bit>
 #include <concepts>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
-#include <limits>
-#include <type_traits>
 #include <utility>
 
-#include "lamina/detail/abi.hpp"
 #include "lamina/detail/finite.hpp"
 
 #if defined(__GNUC__) && (defined(__SSE2__) || defined(__aarch64__)) && !defined(LAMINA_NO_SIMD)

@@ -1,14 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <exception>
-#include <memory>
-#include <optional>
-#include <span>
-#include <utility>
-#include <vector>
-
 #include "lamina/codec.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/residual.hpp"
