@@ -46,12 +46,6 @@ LAMINA_HOST_DEVICE constexpr double allowance_by_value(double allowance, std::si
   return left > 0 ? left : 0;
 }
 
-/// Whether a layer goes out for its age alone, `cleared_in` being the step in which it was sent last.
-LAMINA_HOST_DEVICE constexpr bool is_overdue(std::uint64_t step, std::uint64_t cleared_in,
-                                             std::uint64_t max_age) {
-  return max_age > 0 && step - cleared_in >= max_age;
-}
-
 /// The decision of one step, once its threshold is known.
 struct step_decision {
   std::uint64_t step = 0;                                 // counted from 1
@@ -60,13 +54,13 @@ struct step_decision {
   bool sends_all = false;                                 // R = 0, or R = 1 without a threshold of the user's
   std::size_t equals_end = static_cast<std::size_t>(-1);  // layers of value λ go out below this index
 
-  /// Whether a layer goes out. A value of 0 sends nothing, whatever the threshold: it would be 0 where such layers hold more than R, and
-  /// everything would go out.
+  /// Whether a layer goes out, `cleared_in` being the step in which it was sent last. A value of 0 sends nothing, whatever the threshold:
+  /// it would be 0 where such layers hold more than R, and everything would go out.
   LAMINA_HOST_DEVICE constexpr bool sends(std::size_t layer, double value, std::size_t elements,
                                           std::uint64_t cleared_in, layer_rule rule) const {
     if (elements == 0 || rule == layer_rule::held) return false;
     if (sends_all || rule == layer_rule::always) return true;
-    if (is_overdue(step, cleared_in, max_age)) return true;
+    if (max_age > 0 && step - cleared_in >= max_age) return true;
     // By bits: -ffast-math takes NaN for 0.
     if (magnitude_bits(value) == 0) return false;
     const double ordered = ordered_value(value);
@@ -264,7 +258,6 @@ class selector {
     return detail::grown_allowance(allowance_, share, largest);
   }
 
-  // Held fragments take nothing from the allowance; those that are always sent take theirs before all others.
   void decide_by_budget(detail::step_decision& decision, std::span<const double> values,
                         std::span<const char> held) {
     const std::span<const std::size_t> sizes = fragments().sizes();

@@ -71,7 +71,6 @@ std::size_t threads_of([[maybe_unused]] const Execution& execution) {
 class layer_blocks {
  public:
   explicit layer_blocks(const layout& model) : model_(model) {
-    first_.reserve(model.layers() + 1);
     first_.push_back(0);
     for (const std::size_t elements : model.sizes()) {
       first_.push_back(first_.back() + elements / block_elements + (elements % block_elements != 0));

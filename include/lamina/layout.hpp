@@ -122,9 +122,6 @@ class layout {
  private:
   struct table {
     explicit table(std::vector<layer> given) : layers(std::move(given)) {
-      places.reserve(layers.size());
-      sizes.reserve(layers.size());
-      offsets.reserve(layers.size());
       hash(layers.size());
       for (std::size_t l = 0; l < layers.size(); ++l) {
         const layer& each = layers[l];

@@ -88,7 +88,6 @@ struct worker_options {
   /// uses plain SGD. Source: Lin et al., Deep Gradient Compression (ICLR 2018), eq. 4 and 5, with momentum factor masking.
   double momentum = 0;
   lamina::non_finite non_finite = lamina::non_finite::refuse;
-  /// How elements are written; what rounding takes away stays in the residual.
   payload_type payload = payload_type::as_is;
   /// This worker's index among the senders, written into its frames.
   std::uint32_t sender = 0;

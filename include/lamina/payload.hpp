@@ -4,10 +4,6 @@
 #include "lamina/detail/rows.hpp"
 #include "lamina/options.hpp"
 
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
-
 /// How the elements of a layer that is sent are written. What rounding takes away of gradients is not lost: it goes back into the residual,
 /// exactly, so everything sent plus the residual is still the sum of the gradients. Of parameters it is lost. Read
 /// detail/rows.hpp before, frame.hpp after.

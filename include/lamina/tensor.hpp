@@ -279,25 +279,21 @@ template <element T, class Tensor>
 /// A tensor of any type as a gradient of T: the elements where they lie, of T, float16 or bfloat16. For a list of tensors of
 /// several types; owns nothing. One that is not there, as an empty std::optional, is a layer without a gradient.
 template <element T>
-class tensor_ref {
- public:
+struct tensor_ref {
   /// Throws std::invalid_argument for a tensor that holds another element type at run time.
   template <class Tensor>
-  requires(!std::same_as<std::remove_cvref_t<Tensor>, tensor_ref>) tensor_ref(const Tensor& tensor)
-      : has_value_(detail::has_value(tensor)) {
-    if (has_value_) detail::visit_gradient<T>(tensor, [this](auto elements) { elements_ = elements; });
+  requires(!std::same_as<std::remove_cvref_t<Tensor>, tensor_ref>) tensor_ref(const Tensor& tensor) {
+    if (detail::has_value(tensor)) detail::visit_gradient<T>(tensor, [this](auto each) { elements = each; });
   }
 
- private:
-  friend struct tensor_traits<tensor_ref>;
-  std::variant<std::span<const T>, std::span<const float16>, std::span<const bfloat16>> elements_;
-  bool has_value_;
+  std::optional<std::variant<std::span<const T>, std::span<const float16>, std::span<const bfloat16>>>
+      elements;
 };
 
 template <element T>
 struct tensor_traits<tensor_ref<T>> {
-  static const auto& elements(const tensor_ref<T>& each) { return each.elements_; }
-  static bool has_value(const tensor_ref<T>& each) { return each.has_value_; }
+  static const auto& elements(const tensor_ref<T>& each) { return *each.elements; }
+  static bool has_value(const tensor_ref<T>& each) { return each.elements.has_value(); }
 };
 
 }  // namespace lamina::inline LAMINA_ABI

@@ -37,12 +37,16 @@ LAMINA_ALWAYS_INLINE void for_each_row(std::span<T> elements, const Body& body) 
   std::size_t begin = 0;
   for (; elements.size() - begin >= payload_block_elements; begin += payload_block_elements)
     body(elements.data() + begin, payload_block_elements, begin);
-  const std::span<T> rest = elements.subspan(begin);
-  if (rest.empty()) return;
-  std::array<std::remove_const_t<T>, payload_block_elements> last = {};
-  if constexpr (std::is_const_v<T>) std::copy(rest.begin(), rest.end(), last.begin());
-  body(last.data(), rest.size(), begin);
-  if constexpr (!std::is_const_v<T>) std::copy_n(last.begin(), rest.size(), rest.begin());
+  if (begin == elements.size()) return;
+  const std::size_t count = elements.size() - begin;
+  std::array<std::remove_const_t<T>, payload_block_elements> last;
+  if constexpr (std::is_const_v<T>) {
+    std::fill(std::copy_n(elements.data() + begin, count, last.begin()), last.end(), T(0));
+    body(last.data(), count, begin);
+  } else {
+    body(last.data(), count, begin);
+    std::copy_n(last.begin(), count, elements.data() + begin);
+  }
 }
 
 /// Whether no magnitude of a row is beyond `most`, NaN being beyond all.

@@ -41,14 +41,12 @@ inline constexpr std::size_t register_bytes = 16;
 // Each by itself, since g++ 12 forgets the attribute where the element's type is a parameter.
 using floats [[gnu::vector_size(register_bytes)]] = float;
 using doubles [[gnu::vector_size(register_bytes)]] = double;
-using words16 [[gnu::vector_size(register_bytes)]] = std::uint16_t;
 using words32 [[gnu::vector_size(register_bytes)]] = std::uint32_t;
 using words64 [[gnu::vector_size(register_bytes)]] = std::uint64_t;
 using integers32 [[gnu::vector_size(register_bytes)]] = std::int32_t;
 using integers64 [[gnu::vector_size(register_bytes)]] = std::int64_t;
 floats vector_like(float);
 doubles vector_like(double);
-words16 vector_like(std::uint16_t);
 words32 vector_like(std::uint32_t);
 words64 vector_like(std::uint64_t);
 integers32 vector_like(std::int32_t);

@@ -9,7 +9,7 @@
 /// What a worker and its open step share. Read worker.hpp before.
 namespace lamina::inline LAMINA_ABI::detail {
 
-// What a worker and its open step share. It checks the order of calls; that its handle is of this step, the handle checks.
+// It checks the order of calls; that its handle is of this step, the handle checks.
 template <element T, class Representative>
 struct worker_state {
   worker_state(const layout& model, const worker_options& given, Representative of_values)
