@@ -287,9 +287,9 @@ frame_view<T> decode(std::span<const std::byte> bytes, const layout& model, std:
 /// The same; throws decode_error.
 template <element T>
 [[nodiscard]] frame_view<T> decode(std::span<const std::byte> bytes, const layout& model) {
-  std::error_code error;
-  frame_view<T> view = decode<T>(bytes, model, error);
-  if (error) detail::raise(decode_error(error));
+  frame_view<T> view;
+  if (const auto error = detail::frame_decoder::decode(bytes, model, view))
+    detail::raise(decode_error(error));
   return view;
 }
 

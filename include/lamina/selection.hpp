@@ -139,7 +139,7 @@ class delivery {
   [[nodiscard]] bool is_complete() const noexcept { return lost_elements_ == 0; }
 
   [[nodiscard]] std::size_t chunk_elements() const noexcept { return chunk_elements_; }
-  /// The chunks that a layer was sent in, 0 for one that was dropped; and of them, those that are lost.
+  /// The chunks that a layer was sent in, 0 for one that was dropped; and of them those that are lost, which are counted when asked for.
   [[nodiscard]] std::size_t chunks(std::size_t layer) const {
     sent_.model().check_layer(layer);
     return first_chunk_[layer + 1] - first_chunk_[layer];
