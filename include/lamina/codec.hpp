@@ -219,9 +219,8 @@ struct frame_decoder {
     const auto is_present = [&](std::size_t layer) {
       return ((bitmap[layer / 8] >> (layer % 8)) & std::byte{1}) != std::byte{0};
     };
-    for (std::size_t l = 0; l < bitmap.size() * 8; ++l) {
+    for (std::size_t l = 0; l < bitmap.size() * 8; ++l)
       if (is_present(l) && (l >= model.layers() || model.sizes()[l] == 0)) return errc::bad_presence;
-    }
     if (std::ranges::any_of(padding, [](std::byte each) { return each != std::byte{0}; }))
       return errc::bad_presence;
 

@@ -165,9 +165,8 @@ class selector {
   /// all that was selected, since it has used the network.
   void commit(std::uint64_t step, const delivery* arrived = nullptr) {
     if (options_.send_budget) allowance_ -= static_cast<double>(sent_.sent_elements());
-    for (const std::size_t f : sent_.sent()) {
+    for (const std::size_t f : sent_.sent())
       if (arrived == nullptr || arrived->lost_chunks(f) < arrived->chunks(f)) sent_in_[f] = step;
-    }
   }
 
   /// What was decided of `step`, or taken, is not done: all is as it was before it.

@@ -120,9 +120,8 @@ class residual_accumulator {
         set_total(index, block, block.add_rest(from, taken, representative).first);
       });
     }
-    for (std::size_t layer = first; layer < last; ++layer) {
+    for (std::size_t layer = first; layer < last; ++layer)
       if (layers_[layer].is_given) values[layer - first] = finished(layer, representative);
-    }
 #if LAMINA_HAS_EXCEPTIONS
     if (thrown && kept == nullptr) std::rethrow_exception(thrown);
 #endif

@@ -90,9 +90,8 @@ class server {
   /// The senders whose frames of this step are not there yet.
   [[nodiscard]] std::vector<std::size_t> missing() const {
     std::vector<std::size_t> missing;
-    for (std::size_t s = 0; s < senders_.size(); ++s) {
+    for (std::size_t s = 0; s < senders_.size(); ++s)
       if (!senders_[s].came) missing.push_back(s);
-    }
     return missing;
   }
   /// The fragments that the frames hold which are there.
@@ -252,9 +251,8 @@ class server {
     for (std::size_t i = 0; i < count_; ++i) {
       const frame_view<T>& other = frames_[i]->view;
       if (other.sender() != view.sender() || other.step() != view.step()) continue;
-      for (std::size_t f = 0; f < view.layers(); ++f) {
+      for (std::size_t f = 0; f < view.layers(); ++f)
         if (!view.is_dropped(f) && !other.is_dropped(f)) return true;
-      }
     }
     return false;
   }
@@ -279,9 +277,8 @@ class server {
   }
 
   static void send_layers_of(const frame_view<T>& view, selection& to) {
-    for (std::size_t f = 0; f < view.layers(); ++f) {
+    for (std::size_t f = 0; f < view.layers(); ++f)
       if (!view.is_dropped(f)) to.send(f);
-    }
   }
 
   // Of the frames that are there those of which it holds stay. The others lie behind them until release() or the next frame; both in the
@@ -389,9 +386,8 @@ class server {
       unused = replies_.insert(unused, std::make_shared<outgoing>(fragments(), options_.run));
     outgoing& out = **unused;
     out.sent.clear();
-    for (std::size_t f = 0; f < updated_at_.size(); ++f) {
+    for (std::size_t f = 0; f < updated_at_.size(); ++f)
       if (updated_at_[f] > since) out.sent.send(f);
-    }
     out.encoder.encode({.kind = frame_kind::parameters,
                         .step = step,
                         .payload = options_.payload,

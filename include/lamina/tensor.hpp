@@ -72,11 +72,8 @@ inline constexpr bool is_variant = requires(const Elements& each) {
 template <class Tensor>
 bool has_value([[maybe_unused]] const Tensor& tensor) {
   using traits = tensor_traits<std::remove_cv_t<Tensor>>;
-  if constexpr (requires { traits::has_value(tensor); }) {
-    return traits::has_value(tensor);
-  } else {
-    return true;
-  }
+  if constexpr (requires { traits::has_value(tensor); }) return traits::has_value(tensor);
+  return true;
 }
 
 }  // namespace detail

@@ -225,9 +225,8 @@ class worker<T, Representative>::step {
     if (!detail::is_finite(static_cast<double>(scale))) detail::refuse("pack: the scale must be finite");
     const std::span<T> all = packable(to);
     T* out = all.data();
-    for (const std::size_t f : sent().sent()) {
+    for (const std::size_t f : sent().sent())
       for (const T each : state_->residual[f]) *out++ = scale == T(1) ? each : each * scale;
-    }
     state_->leave_packed(state::left::exact);
     return all;
   }

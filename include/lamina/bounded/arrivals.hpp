@@ -167,9 +167,8 @@ class arrivals {
     const std::size_t prefix_bytes =
         lamina::detail::wire_header_bytes +
         lamina::detail::padded_bitmap_bytes(fragments.layers(), std::size_t{header.user_bytes});
-    if (begin.prefix.size() != prefix_bytes) {
+    if (begin.prefix.size() != prefix_bytes)
       return begin.prefix.size() < prefix_bytes ? errc::truncated : errc::trailing_bytes;
-    }
     const auto bitmap = begin.prefix.subspan(lamina::detail::wire_header_bytes,
                                              lamina::detail::bitmap_bytes(fragments.layers()));
     const auto padding = begin.prefix.last(prefix_bytes - lamina::detail::wire_header_bytes - bitmap.size() -

@@ -51,10 +51,8 @@ template <element T>
 [[nodiscard]] constexpr std::size_t chunk_elements(payload_type type, std::size_t data_bytes) {
   const std::size_t unit = detail::chunk_unit(type);
   const std::size_t units = data_bytes / payload_bytes<T>(type, unit);
-  if (units == 0) {
-    lamina::detail::refuse<std::invalid_argument>(data_bytes, " bytes of data a packet: not even ", unit,
-                                                  " elements fit");
-  }
+  if (units == 0)
+    lamina::detail::refuse(data_bytes, " bytes of data a packet: not even ", unit, " elements fit");
   return units * unit;
 }
 
@@ -132,21 +130,19 @@ class chunk_grid {
     using lamina::detail::refuse;
     const std::string chunks_of = "chunks of " + std::to_string(chunk_elements) + " elements: ";
     const std::size_t unit = detail::chunk_unit(type);
-    if (chunk_elements == 0 || chunk_elements % unit != 0)
-      refuse<std::invalid_argument>(chunks_of, "must be a multiple of ", unit);
+    if (chunk_elements == 0 || chunk_elements % unit != 0) refuse(chunks_of, "must be a multiple of ", unit);
     constexpr std::size_t most_datagram_bytes = 65'507 - 56;  // of UDP over IPv4, without a packet's header
     if (chunk_elements > most_datagram_bytes || bytes_of(chunk_elements) > most_datagram_bytes)
-      refuse<std::invalid_argument>(chunks_of, "larger than a datagram");
+      refuse(chunks_of, "larger than a datagram");
     constexpr std::size_t most = (std::numeric_limits<std::uint32_t>::max)();
-    if (fragments.layers() > most) refuse<std::invalid_argument>("more than 2^32 - 1 fragments");
+    if (fragments.layers() > most) refuse("more than 2^32 - 1 fragments");
     // Those of all fragments have room for a frame's header.
     std::size_t bytes_left = (std::numeric_limits<std::size_t>::max)() / 2;
     for (std::size_t l = 0; l < fragments.layers(); ++l) {
       if (fragments.sizes()[l] / chunk_elements >= most)
-        refuse<std::invalid_argument>("layer '", fragments[l].name, "' has more than 2^32 - 1 chunks");
+        refuse("layer '", fragments[l].name, "' has more than 2^32 - 1 chunks");
       // No chunk is larger than a datagram, so that the bytes of a fragment can be counted.
-      if (fragment_bytes(l) > bytes_left)
-        refuse<std::invalid_argument>("the bytes of the layout cannot be counted");
+      if (fragment_bytes(l) > bytes_left) refuse("the bytes of the layout cannot be counted");
       bytes_left -= fragment_bytes(l);
       chunks_ += chunks(l);
     }
@@ -262,8 +258,8 @@ class frame_chunks {
         has_tags_(options.tags),
         fragments_(grid.fragments().layers()) {
     if (bound_ppm_ > most_bound_ppm) {
-      lamina::detail::refuse<std::invalid_argument>("a loss bound of ", bound_ppm_,
-                                                    " parts per million: at most half may be missing");
+      lamina::detail::refuse("a loss bound of ", bound_ppm_,
+                             " parts per million: at most half may be missing");
     }
     take(frame);
     std::vector<place> order = places();
@@ -304,13 +300,11 @@ class frame_chunks {
   void take(const encoded_frame& frame) {
     using lamina::detail::refuse;
     const auto segments = frame.segments();
-    if (segments.empty()) refuse<std::invalid_argument>("there is no frame");
+    if (segments.empty()) refuse("there is no frame");
     prefix_ = segments.front();
     const auto header = lamina::detail::read_header(prefix_);
-    if ((header.flags & lamina::detail::flag_checksum) != 0) {
-      refuse<std::invalid_argument>(
-          "the frame has a checksum, which would not hold where chunks are missing: encode without one");
-    }
+    if ((header.flags & lamina::detail::flag_checksum) != 0)
+      refuse("the frame has a checksum, which would not hold where chunks are missing: encode without one");
     const auto bitmap =
         prefix_.subspan(lamina::detail::wire_header_bytes, (grid_.fragments().layers() + 7) / 8);
     if (header.fingerprint != grid_.fragments().fingerprint() ||
@@ -318,7 +312,7 @@ class frame_chunks {
         !std::ranges::equal(bitmap, std::as_bytes(sent_.bitmap())) ||
         header.payload_type != static_cast<std::uint8_t>(grid_.type()) ||
         (header.element_type == lamina::detail::element_code<double> ? 8U : 4U) != grid_.element_bytes()) {
-      refuse<std::invalid_argument>("the frame is of another layout, selection or type than its chunks");
+      refuse("the frame is of another layout, selection or type than its chunks");
     }
     std::size_t segment = 1;
     for (const std::size_t fragment : sent_.sent()) fragments_[fragment] = segments[segment++];
@@ -420,7 +414,7 @@ class loss_memory {
   void require_grid(const selection& sent, std::size_t chunk_elements) const {
     if (sent.model().fingerprint() != grid_.fragments().fingerprint() ||
         chunk_elements != grid_.chunk_elements())
-      lamina::detail::refuse<std::invalid_argument>("chunks of another layout or size");
+      lamina::detail::refuse("chunks of another layout or size");
   }
 
   chunk_grid grid_;

@@ -272,9 +272,8 @@ std::error_code read_list(std::span<const std::byte> body, const chunk_grid& gri
 
 [[nodiscard]] inline std::uint32_t count_bits(std::span<const std::byte> bits) noexcept {
   std::uint32_t count = 0;
-  for (const std::byte each : bits) {
+  for (const std::byte each : bits)
     count += static_cast<std::uint32_t>(std::popcount(std::to_integer<unsigned>(each)));
-  }
   return count;
 }
 

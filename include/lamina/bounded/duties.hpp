@@ -27,14 +27,14 @@ template <element T, class Parameters>
                                Parameters&& parameters) {
   using lamina::detail::refuse;
   const chunk_grid& grid = frame.grid();
-  if (grid.element_bytes() != sizeof(T)) refuse<std::invalid_argument>("the grid is of other elements");
+  if (grid.element_bytes() != sizeof(T)) refuse("the grid is of other elements");
   obligations all;
   for (const element_range& each : pending) {
     grid.fragments().check_layer(each.layer);
     const std::size_t elements = grid.fragments().sizes()[each.layer];
     if (each.begin >= each.end || each.end > elements) {
-      refuse<std::invalid_argument>("elements [", each.begin, ", ", each.end, ") of layer '",
-                                    grid.fragments()[each.layer].name, "'");
+      refuse("elements [", each.begin, ", ", each.end, ") of layer '", grid.fragments()[each.layer].name,
+             "'");
     }
     const std::size_t first = each.begin / grid.chunk_elements();
     const std::size_t last = (each.end - 1) / grid.chunk_elements();
@@ -68,10 +68,8 @@ struct duty {
   const chunk_grid& grid = frame.grid();
   std::vector<duty> duties;
   for (const chunk& each : owed.required) {
-    if (!grid.has(each.fragment, each.index) || frame.sent().is_dropped(each.fragment)) {
-      refuse<std::invalid_argument>("chunk ", each.index, " of layer ", each.fragment,
-                                    " is required, and not in the frame");
-    }
+    if (!grid.has(each.fragment, each.index) || frame.sent().is_dropped(each.fragment))
+      refuse("chunk ", each.index, " of layer ", each.fragment, " is required, and not in the frame");
     duties.push_back({{each.fragment, each.index, frame.protected_tag(each.fragment)}, nullptr});
   }
   const auto kind = static_cast<frame_kind>(lamina::detail::read_header(frame.prefix()).kind);
@@ -79,16 +77,14 @@ struct duty {
   for (const repair& each : owed.repairs) {
     grid.fragments().check_layer(each.layer);
     const std::string name = "the repair of layer '" + grid.fragments()[each.layer].name + "'";
-    if (!may_be_repaired || frame.sent().is_sent(each.layer)) {
-      refuse<std::invalid_argument>(
-          name, ": its layer is in the frame, is no parameter, or is not written as it is");
-    }
+    if (!may_be_repaired || frame.sent().is_sent(each.layer))
+      refuse(name, ": its layer is in the frame, is no parameter, or is not written as it is");
     const std::size_t elements = each.elements.size() / grid.element_bytes();
     const std::size_t size = grid.fragments().sizes()[each.layer];
     if (each.elements.size() % grid.element_bytes() != 0 || each.begin % grid.chunk_elements() != 0 ||
         each.begin > size || elements > size - each.begin ||
         (elements % grid.chunk_elements() != 0 && each.begin + elements != size)) {
-      refuse<std::invalid_argument>(name, " does not consist of whole chunks");
+      refuse(name, " does not consist of whole chunks");
     }
     const auto fragment = static_cast<std::uint32_t>(each.layer);
     for (std::size_t at = 0; at < elements; at += grid.chunk_elements()) {

@@ -22,9 +22,8 @@ class keyed_check {
   [[nodiscard]] std::uint64_t of(std::initializer_list<std::span<const std::byte>> pieces) noexcept {
     // The same seed as before, so that xxHash derives its own secret from it but once.
     XXH3_64bits_reset_withSeed(&state_, secret_);
-    for (const auto piece : pieces) {
+    for (const auto piece : pieces)
       if (!piece.empty()) XXH3_64bits_update(&state_, piece.data(), piece.size());
-    }
     return XXH3_64bits_digest(&state_);
   }
 

@@ -84,12 +84,9 @@ class bounded_receiver {
   [[nodiscard]] std::span<const std::byte> poll_control(instant now) {
     if (state_ == receiver_state::open && answer_at() <= now && arrivals_.is_within_bound()) freeze(now);
     if (!stop_.empty()) return sent(now, std::exchange(stop_, {}));
-    if (state_ == receiver_state::open && silent_since_ + longest_silence <= now) {
+    if (state_ == receiver_state::open && silent_since_ + longest_silence <= now)
       ended_by(errc::nothing_arrives);
-    }
-    if (std::exchange(sends_abort_, false)) {
-      return write_abort(writer_, transfer_, failure_);
-    }
+    if (std::exchange(sends_abort_, false)) return write_abort(writer_, transfer_, failure_);
     if (state_ == receiver_state::open) {
       if (std::exchange(sends_ready_, false))
         return sent(now, writer_.write(control_type::ready, transfer_, 0, granted_bits_, open_transfers_));
@@ -238,9 +235,8 @@ class bounded_receiver {
     if (state_ == receiver_state::frozen) return packet_fate::late;
     bad = check_sizes(header, datagram.size(), grid_);
     if (!bad && !arrivals_.expects(header.fragment, header.chunk)) bad = errc::no_such_chunk;
-    if (!bad && ((header.flags & flag_repair) == 0) != arrivals_.is_in_frame(header.fragment)) {
+    if (!bad && ((header.flags & flag_repair) == 0) != arrivals_.is_in_frame(header.fragment))
       bad = errc::no_such_chunk;
-    }
     ++counters_.hashed;
     if (!has_good_check(datagram, check_)) return packet_fate::bad_check;
     if (bad) {
@@ -249,9 +245,8 @@ class bounded_receiver {
     }
     count(header, now);
     const bool is_new = arrivals_.place(header.fragment, header.chunk, datagram.subspan(packet_header_bytes));
-    if (arrivals_.is_complete() || (options_.stop == stop_policy::eager && arrivals_.is_within_bound())) {
+    if (arrivals_.is_complete() || (options_.stop == stop_policy::eager && arrivals_.is_within_bound()))
       freeze(now);
-    }
     return is_new ? packet_fate::placed : packet_fate::duplicate;
   }
 

@@ -62,7 +62,7 @@ class bounded_sender {
     using lamina::detail::refuse;
     if (state_ != sender_state::idle && state_ != sender_state::done)
       refuse<std::logic_error>("a transfer is under way, or has failed");
-    if (frame.grid() != grid_) refuse<std::invalid_argument>("the frame is cut by another grid");
+    if (frame.grid() != grid_) refuse("the frame is cut by another grid");
     order_ = duties_of(frame, owed);
     arrived_.emplace(frame.sent(), grid_.chunk_elements());
     frame_ = &frame;
@@ -314,9 +314,8 @@ class bounded_sender {
     if (bad) return bad;
     rate_.report(report);
     read_list(body, grid_, report, [&](std::uint32_t fragment, std::span<const std::byte> bits) {
-      for (std::uint32_t i = 0; i < grid_.chunks(fragment); ++i) {
+      for (std::uint32_t i = 0; i < grid_.chunks(fragment); ++i)
         if (!detail::has_bit(bits, i)) arrived_->lose(fragment, i);
-      }
     });
     pending_ = {};
     state_ = sender_state::done;

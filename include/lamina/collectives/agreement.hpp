@@ -26,9 +26,7 @@ namespace lamina::inline LAMINA_ABI::collectives {
     channel& over, const layout& model, std::span<const std::size_t> own,
     std::chrono::milliseconds timeout = std::chrono::minutes(2)) {
   const std::size_t layers = model.layers();
-  if (own.size() != layers) {
-    detail::refuse<std::invalid_argument>("the order has ", own.size(), " layers, the model ", layers);
-  }
+  if (own.size() != layers) detail::refuse("the order has ", own.size(), " layers, the model ", layers);
   for (const std::size_t layer : own) model.check_layer(layer);
   struct memory {
     executor::memory of_executor;

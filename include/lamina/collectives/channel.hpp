@@ -75,7 +75,7 @@ class channel {
 
  protected:
   [[noreturn]] static void throw_abandoned() {
-    throw std::logic_error(
+    lamina::detail::refuse<std::logic_error>(
         "this channel has ended: who used it before failed, or left messages under way; make a new channel");
   }
 };
@@ -88,10 +88,8 @@ class patience {
  public:
   /// Throws std::invalid_argument for a timeout that is not above 0.
   explicit patience(std::chrono::milliseconds timeout) : timeout_(timeout) {
-    if (timeout.count() <= 0) {
-      lamina::detail::refuse<std::invalid_argument>("a timeout of ", timeout.count(),
-                                                    " ms: it must be above 0");
-    }
+    if (timeout.count() <= 0)
+      lamina::detail::refuse("a timeout of ", timeout.count(), " ms: it must be above 0");
   }
 
   /// Something has moved.

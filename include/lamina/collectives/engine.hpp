@@ -85,10 +85,8 @@ class engine {
         layers_(plan_.model().layers()),
         buckets_(plan_.buckets().size()),
         tasks_(plan_.tasks(static_cast<bool>(options.update))) {
-    if (plan_.ranks() != over.ranks()) {
-      detail::refuse<std::invalid_argument>("the plan is for ", plan_.ranks(), " ranks, the channel has ",
-                                            over.ranks());
-    }
+    if (plan_.ranks() != over.ranks())
+      detail::refuse("the plan is for ", plan_.ranks(), " ranks, the channel has ", over.ranks());
     for (std::size_t k = 0; k < tasks_.size(); ++k) buckets_[tasks_[k].bucket].last_task = k;
     now_ = tasks_.size();
     if (options_.progress == progress_by::thread) thread_ = std::thread([this] { run(); });
@@ -117,9 +115,8 @@ class engine {
   /// the last step.
   void begin_step() {
     check_usable();
-    for (std::size_t l = 0; step_ > 0 && l < layers_.size(); ++l) {
+    for (std::size_t l = 0; step_ > 0 && l < layers_.size(); ++l)
       if (layers_[l] == phase::open) throw std::logic_error(sentence(l, " was not ready"));
-    }
     drain();
     {
       const std::lock_guard lock(mutex_);

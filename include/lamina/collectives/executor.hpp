@@ -111,17 +111,15 @@ class executor {
         memory_(given),
         patience_(timeout) {
     const std::size_t least = piece_elements(sizeof(float));
-    if (least == 0)
-      throw std::invalid_argument("a piece of a round must have room for a header and an element");
+    if (least == 0) detail::refuse("a piece of a round must have room for a header and an element");
     if (most_elements > (std::numeric_limits<std::uint32_t>::max)()) {
-      detail::refuse<std::invalid_argument>("a collective of ", most_elements,
-                                            " elements is too long: a header counts them in 32 bits");
+      detail::refuse("a collective of ", most_elements,
+                     " elements is too long: a header counts them in 32 bits");
     }
     const std::size_t most_pieces = most_elements / least + most_joined;
     if (2 * most_pieces > channel::most_tickets) {
-      detail::refuse<std::invalid_argument>("a collective of ", most_elements, " elements would go in ",
-                                            most_pieces, " pieces at once, of which a channel bears ",
-                                            channel::most_tickets / 2);
+      detail::refuse("a collective of ", most_elements, " elements would go in ", most_pieces,
+                     " pieces at once, of which a channel bears ", channel::most_tickets / 2);
     }
     memory_.scratch.resize(most_elements + channel_.ranks());
     incoming_.reserve(most_pieces);

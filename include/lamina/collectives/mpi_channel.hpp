@@ -138,7 +138,7 @@ class mpi_channel final : public channel {
     if (is_abandoned_) throw_abandoned();
     detail::check_rank(peer, ranks());
     if (!std::in_range<int>(message.size()))
-      detail::refuse<std::invalid_argument>("a message of ", message.size(), " bytes is too long for MPI");
+      detail::refuse("a message of ", message.size(), " bytes is too long for MPI");
     const std::lock_guard lock(mpi_mutex());
     std::size_t free = 0;
     while (free < used_ && requests_[free] != MPI_REQUEST_NULL) ++free;

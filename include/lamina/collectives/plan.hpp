@@ -134,7 +134,7 @@ class plan {
  private:
   template <class... Words>
   [[noreturn]] static void refuse(const Words&... words) {
-    detail::refuse<std::invalid_argument>(words...);
+    detail::refuse(words...);
   }
 
   static std::size_t default_bucket_bytes(std::size_t ranks) {
@@ -157,9 +157,8 @@ class plan {
   // An algorithm that adds on the way would round at each rank.
   void check_payload() const {
     if (payload_ == payload_type::as_is) return;
-    if (payload_ != payload_type::float16 && payload_ != payload_type::bfloat16) {
+    if (payload_ != payload_type::float16 && payload_ != payload_type::bfloat16)
       refuse("sums travel as_is, as float16 or as bfloat16, not as payload ", static_cast<int>(payload_));
-    }
     for (const bucket& each : buckets_) {
       if (each.how == algorithm::pairwise) continue;
       refuse("sums travel as ", name_of(payload_), " by pairwise alone, not by ", name_of(each.how));

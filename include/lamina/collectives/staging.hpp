@@ -137,10 +137,9 @@ class staging {
   void check_shards(algorithm how) const {
     for (std::size_t rank = 0; rank < ranks_; ++rank) {
       if (owned_elements(how, ranks_, rank, ranks_).size() == 1) continue;
-      refuse<std::invalid_argument>(
-          name_of(how), " over ", ranks_,
-          " ranks does not leave a shard to each of them: owners need pairwise or ring, or "
-          "halving_doubling over a power of two, as algorithm_choice::always() sets it");
+      refuse(name_of(how), " over ", ranks_,
+             " ranks does not leave a shard to each of them: owners need pairwise or ring, or "
+             "halving_doubling over a power of two, as algorithm_choice::always() sets it");
     }
   }
 

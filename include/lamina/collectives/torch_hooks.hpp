@@ -37,16 +37,14 @@ class gradient_hooks {
   gradient_hooks(torch::nn::Module& network, std::function<void(std::size_t layer)> ready)
       : shared_(std::make_shared<shared>()) {
     for (const auto& each : network.named_parameters()) {
-      if (!each.value().requires_grad()) {
-        throw std::invalid_argument("parameter '" + each.key() +
-                                    "' requires no gradient: it would never be ready");
-      }
+      if (!each.value().requires_grad())
+        detail::refuse("parameter '", each.key(), "' requires no gradient: it would never be ready");
       // The tensor holds its node weakly: without this one there would be another at each pass, and no hook.
       const auto node = torch::autograd::impl::grad_accumulator(each.value());
       for (std::size_t l = 0; l < nodes_.size(); ++l) {
         if (nodes_[l] != node) continue;
-        throw std::invalid_argument("parameters '" + shared_->names[l] + "' and '" + each.key() +
-                                    "' are one tensor: it would be summed twice");
+        detail::refuse("parameters '", shared_->names[l], "' and '", each.key(),
+                       "' are one tensor: it would be summed twice");
       }
       nodes_.push_back(node);
       shared_->names.push_back(each.key());
@@ -72,9 +70,8 @@ class gradient_hooks {
   /// Throws unused_parameter, naming those for which nothing was told since the last check. To be called after backward().
   void check_all_called() {
     std::string missing;
-    for (std::size_t l = 0; l < nodes_.size(); ++l) {
+    for (std::size_t l = 0; l < nodes_.size(); ++l)
       if (!shared_->was_called[l]) missing += (missing.empty() ? "'" : ", '") + shared_->names[l] + "'";
-    }
     forget();
     if (!missing.empty())
       throw unused_parameter("no gradient for " + missing + ": every parameter must be used in every step");
@@ -97,10 +94,10 @@ class gradient_hooks {
                                               const torch::autograd::variable_list&) override {
       if (state_->is_paused) return outputs;
       if (state_->was_called[layer_]) {
-        throw std::logic_error(
-            "the gradient of '" + state_->names[layer_] +
-            "' is complete twice in one step: pause() the hooks in all passes but the last, and forget() "
-            "a step in which backward() threw");
+        detail::refuse<std::logic_error>(
+            "the gradient of '", state_->names[layer_],
+            "' is complete twice in one step: pause() the hooks in all passes but the last, and forget() a "
+            "step in which backward() threw");
       }
       state_->was_called[layer_] = true;
       try {
@@ -164,8 +161,9 @@ class gated_impl : public Impl, public gated_module {
   /// Throws std::logic_error: a copy would have no gate, or that of the original, whose parameters are other ones.
   [[nodiscard]] std::shared_ptr<torch::nn::Module> clone(
       const torch::optional<torch::Device>& = {}) const override {
-    throw std::logic_error("a gated " + this->name() +
-                           " is not cloned: make another with a gate of its own, and copy the parameters");
+    detail::refuse<std::logic_error>(
+        "a gated ", this->name(),
+        " is not cloned: make another with a gate of its own, and copy the parameters");
   }
 };
 
@@ -192,9 +190,9 @@ inline void set_gates(torch::nn::Module& network, const std::function<void(std::
     }
   }
   for (std::size_t l = 0; l < all.size(); ++l) {
-    if (has_gate[l]) continue;
-    throw std::invalid_argument("parameter '" + all[l].key() +
-                                "' is of a module without a gate: its forward would not wait for it");
+    if (!has_gate[l])
+      detail::refuse("parameter '", all[l].key(),
+                     "' is of a module without a gate: its forward would not wait for it");
   }
   for (auto& [module, layers] : found) {
     const auto wait = [need, layers = std::move(layers)] {

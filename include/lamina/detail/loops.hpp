@@ -285,9 +285,8 @@ block_result reduce_block_over(const F& functor, std::size_t count, const Source
     for (std::size_t r = 0; r < half / step; ++r) sums[r] = functor.combine(sums[r], sums[r + half / step]);
   }
   to_lanes(1);
-  for (; half > 0; half /= 2) {
+  for (; half > 0; half /= 2)
     for (std::size_t j = 0; j < half; ++j) lane[j] = functor.combine(lane[j], lane[j + half]);
-  }
   return {static_cast<double>(lane[0]), count};
 }
 

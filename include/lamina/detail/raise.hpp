@@ -20,9 +20,7 @@ template <class Exception>
 #if LAMINA_HAS_EXCEPTIONS
   throw exception;
 #else
-  std::fputs("lamina: ", stderr);
-  std::fputs(exception.what(), stderr);
-  std::fputs("\n", stderr);
+  std::fprintf(stderr, "lamina: %s\n", exception.what());
   std::abort();
 #endif
 }
@@ -40,6 +38,7 @@ std::string sentence(const Words&... words) {
     } else if constexpr (std::is_integral_v<given>) {
       all += std::to_string(word);
     } else {
+      static_assert(!std::is_enum_v<given>, "a number or a name says what an enumerator is");
       all += word;
     }
   };

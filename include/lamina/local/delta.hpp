@@ -100,8 +100,8 @@ class local_delta {
     }
     const std::size_t count = fragments().layers();
     if (agreed_values.size() != count || (!held.empty() && held.size() != count)) {
-      detail::refuse<std::invalid_argument>("select: there are ", count, " fragments, got ",
-                                            agreed_values.size(), " values and ", held.size(), " flags");
+      detail::refuse("select: there are ", count, " fragments, got ", agreed_values.size(), " values and ",
+                     held.size(), " flags");
     }
     for (std::size_t fragment = 0; fragment < count; ++fragment)
       held_[fragment] = static_cast<char>((!held.empty() && held[fragment] != 0) || flights_.has(fragment));
@@ -142,8 +142,8 @@ class local_delta {
   void pack(const Shared& shared, const Local& local, std::span<T> to) {
     if (!is_selected()) detail::refuse<std::logic_error>("pack: call select() of this step before");
     if (to.size() != chosen().sent_elements()) {
-      detail::refuse<std::invalid_argument>("pack: there is room for ", to.size(), " elements, ",
-                                            chosen().sent_elements(), " are sent");
+      detail::refuse("pack: there is room for ", to.size(), " elements, ", chosen().sent_elements(),
+                     " are sent");
     }
     detail::flight<T>& next = take(shared, local);
     encoder_.forget();
@@ -211,18 +211,16 @@ class local_delta {
   /// an earlier one is under way. Nothing has changed then. Cost: for the check, another read of d.
   template <detail::indexed Shared, detail::indexed Local>
   void apply(const frame_view<T>& update, Shared&& shared, Local&& local) {
-    if (!update.is_of(fragments())) {
-      detail::refuse<std::invalid_argument>(
-          "apply: the frame was decoded for another layout than the fragments");
-    }
+    if (!update.is_of(fragments()))
+      detail::refuse("apply: the frame was decoded for another layout than the fragments");
     detail::require_expected(update, frame_kind::updates, update.step(), options_.run);
     check_may_apply(update.step());
     const detail::flight<T>* sent = flights_.due(update.step());
     if (sent != nullptr && !sent->is_lost()) {
       for (const std::size_t fragment : sent->fragments) {
         if (!update.is_dropped(fragment)) continue;
-        detail::refuse<std::invalid_argument>("apply: the update of step ", update.step(), " lacks '",
-                                              fragments()[fragment].name, "', which was sent in it");
+        detail::refuse("apply: the update of step ", update.step(), " lacks '", fragments()[fragment].name,
+                       "', which was sent in it");
       }
     }
     subtract(
@@ -242,15 +240,11 @@ class local_delta {
   void apply(std::uint64_t step, std::span<const T> update, Shared&& shared, Local&& local) {
     check_may_apply(step);
     const detail::flight<T>* sent = flights_.due(step);
-    if (sent == nullptr) {
-      detail::refuse<std::logic_error>("apply: step ", step, " is not under way");
-    }
+    if (sent == nullptr) detail::refuse<std::logic_error>("apply: step ", step, " is not under way");
     std::size_t elements = 0;
     for (const std::size_t fragment : sent->fragments) elements += fragments().sizes()[fragment];
-    if (update.size() != elements) {
-      detail::refuse<std::invalid_argument>("apply: ", update.size(), " elements where ", elements,
-                                            " were sent in step ", step);
-    }
+    if (update.size() != elements)
+      detail::refuse("apply: ", update.size(), " elements where ", elements, " were sent in step ", step);
     subtract(
         step, sent,
         [&](const auto& visit) {
@@ -310,7 +304,7 @@ class local_delta {
                           : options.non_finite == non_finite::skip
                               ? "non_finite: nothing can be left out of a local delta, so refuse"
                               : nullptr;
-    if (refused != nullptr) detail::refuse<std::invalid_argument>(refused);
+    if (refused != nullptr) detail::refuse(refused);
     return options;
   }
 

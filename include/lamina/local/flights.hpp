@@ -78,9 +78,8 @@ class flights {
   std::size_t count() const noexcept { return count_; }
   const flight<T>& operator[](std::size_t index) const { return flights_[index]; }
   bool has(std::size_t fragment) const {
-    for (std::size_t i = 0; i < count_; ++i) {
+    for (std::size_t i = 0; i < count_; ++i)
       if (std::ranges::binary_search(flights_[i].fragments, fragment)) return true;
-    }
     return false;
   }
   /// The last step whose update was applied; 0: none.
@@ -88,9 +87,8 @@ class flights {
 
  private:
   std::size_t index_of(std::uint64_t step, const char* call) const {
-    for (std::size_t i = 0; i < count_; ++i) {
+    for (std::size_t i = 0; i < count_; ++i)
       if (flights_[i].step == step) return i;
-    }
     refuse<std::logic_error>(call, ": step ", step, " is not under way");
   }
   void remove(std::size_t index) {
@@ -177,13 +175,12 @@ saved_flights<T> read_flights(std::span<const std::byte> bytes, const layout& fr
     next.message = from.numbers<T>(has_error_feedback ? begin[2] : 0);
     elements_under_way += begin[2];
     if (!are_finite<T>(next.elements) || !are_finite<T>(next.message))
-      refuse<std::invalid_argument>("the saved local delta holds NaN or infinity");
+      refuse("the saved local delta holds NaN or infinity");
     saved.all.launch();
   }
   from.check_end();
   from.refuse_if(elements_under_way != header.elements, errc::wrong_layout);
-  if (!are_finite<T>(saved.rest))
-    refuse<std::invalid_argument>("the saved local delta holds NaN or infinity");
+  if (!are_finite<T>(saved.rest)) refuse("the saved local delta holds NaN or infinity");
   return saved;
 }
 

@@ -44,12 +44,11 @@ class outer_optimizer {
     // As T, since they are used so: a rate of 1e-60 is 0 as a float, and a momentum of 1 - 1e-9 is 1.
     if (!detail::is_finite(options.rate) || options.rate > largest_number ||
         !(options.rate > 0 && static_cast<T>(options.rate) > 0)) {
-      detail::refuse<std::invalid_argument>("the outer rate must be a finite number above 0, got ",
-                                            options.rate);
+      detail::refuse("the outer rate must be a finite number above 0, got ", options.rate);
     }
     if (!detail::is_finite(options.momentum) ||
         !(options.momentum >= 0 && options.momentum < 1 && static_cast<T>(options.momentum) < 1)) {
-      detail::refuse<std::invalid_argument>("the outer momentum must lie in [0, 1), got ", options.momentum);
+      detail::refuse("the outer momentum must lie in [0, 1), got ", options.momentum);
     }
     if (options.momentum > 0) momentum_.resize(fragments.elements());
     detail::check_payload_type(options.payload);
@@ -69,8 +68,7 @@ class outer_optimizer {
     }
     if (begin % payload_block_elements != 0 ||
         (mean.size() % payload_block_elements != 0 && begin + mean.size() != elements)) {
-      detail::refuse<std::invalid_argument>("the outer optimizer takes elements in blocks of ",
-                                            payload_block_elements);
+      detail::refuse("the outer optimizer takes elements in blocks of ", payload_block_elements);
     }
     const std::size_t offset = fragments_.offset(fragment) + begin;
     check_size(fragment, offset, mean);
@@ -87,14 +85,11 @@ class outer_optimizer {
   /// rounding() and all numbers are finite.
   void restore(std::span<const T> momentum, std::span<const T> rounding) {
     if (momentum.size() != momentum_.size() || rounding.size() != rounding_.size()) {
-      detail::refuse<std::invalid_argument>("the saved outer optimizer has ", momentum.size(), " and ",
-                                            rounding.size(), " elements, this one ", momentum_.size(),
-                                            " and ", rounding_.size());
+      detail::refuse("the saved outer optimizer has ", momentum.size(), " and ", rounding.size(),
+                     " elements, this one ", momentum_.size(), " and ", rounding_.size());
     }
-    for (const auto numbers : {momentum, rounding}) {
-      if (!detail::are_finite(numbers))
-        detail::refuse<std::invalid_argument>("the saved outer optimizer holds NaN or infinity");
-    }
+    for (const auto numbers : {momentum, rounding})
+      if (!detail::are_finite(numbers)) detail::refuse("the saved outer optimizer holds NaN or infinity");
     std::copy(momentum.begin(), momentum.end(), momentum_.begin());
     std::copy(rounding.begin(), rounding.end(), rounding_.begin());
   }

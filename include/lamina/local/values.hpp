@@ -27,8 +27,8 @@ struct parameter_pair {
 template <class U, class Shared, class Local>
 void take_pairs(const layout& model, Shared& shared, Local& local, std::vector<parameter_pair<U>>& pairs) {
   if (std::size(shared) != model.layers() || std::size(local) != model.layers()) {
-    refuse<std::invalid_argument>("the model has ", model.layers(), " layers, got ", std::size(shared),
-                                  " and ", std::size(local), " tensors");
+    refuse("the model has ", model.layers(), " layers, got ", std::size(shared), " and ", std::size(local),
+           " tensors");
   }
   const auto elements = [](auto&& tensor) -> std::span<U> {
     if constexpr (std::is_const_v<U>)

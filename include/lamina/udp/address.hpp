@@ -186,11 +186,10 @@ inline rank_addresses parse_addresses(const std::string& text) {
       is_good = failure == std::errc() && last == end;
     }
     if (!is_good)
-      throw std::invalid_argument("'" + each + "' is no address such as 10.77.0.1:4000 or [fd00::1]:4000");
-    if (all.paths == most_paths)
-      throw std::invalid_argument("more than " + std::to_string(most_paths) + " paths");
+      lamina::detail::refuse("'", each, "' is no address such as 10.77.0.1:4000 or [fd00::1]:4000");
+    if (all.paths == most_paths) lamina::detail::refuse("more than ", most_paths, " paths");
     if (all.paths > 0 && made.is_v6 != all.data[0].is_v6)
-      throw std::invalid_argument("paths of IPv4 and of IPv6: give one kind");
+      lamina::detail::refuse("paths of IPv4 and of IPv6: give one kind");
     all.data.at(all.paths++) = made;
   }
   all.control = all.data[0];

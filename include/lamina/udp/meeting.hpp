@@ -99,9 +99,8 @@ class meeting {
     const auto end = clock_now() + options_.meeting_timeout;
     for (;;) {
       std::vector<std::size_t> missing;
-      for (std::size_t i = 0; i < seats_.size(); ++i) {
+      for (std::size_t i = 0; i < seats_.size(); ++i)
         if (!seats_[i].is_open()) missing.push_back(options_.peers[i].rank);
-      }
       if (missing.empty()) return std::move(seats_);
       if (clock_now() >= end) {
         throw peers_lost("no connection of control within " +

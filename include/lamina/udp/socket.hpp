@@ -57,9 +57,8 @@ class message_batch {
           const_cast<std::byte*>(bytes.data()), bytes.size()};
     };
     put(packet.header);
-    for (const auto data : packet.data) {
+    for (const auto data : packet.data)
       if (!data.empty()) put(data);
-    }
     if (is_second) append(index, SOL_UDP, UDP_SEGMENT, static_cast<std::uint16_t>(packet.size_bytes()));
   }
   void receive_into(std::size_t index, std::byte* buffer, std::size_t bytes) {
@@ -129,7 +128,7 @@ class packet_socket {
         batch_(std::make_unique<detail::message_batch>()),
         buffer_(std::make_unique_for_overwrite<std::byte[]>(messages_a_read * slot_bytes)) {
     if (!lamina::detail::is_finite(inject_loss_) || inject_loss_ < 0 || inject_loss_ > 1)
-      throw std::invalid_argument("the share of packets to lose is not in [0, 1]");
+      lamina::detail::refuse("the share of packets to lose is not in [0, 1]");
     if (!socket_.is_open()) detail::throw_system_error("a UDP socket");
     const int number = socket_.get();
     set_buffer(number, SO_RCVBUFFORCE, SO_RCVBUF, "SO_RCVBUF");

@@ -103,9 +103,8 @@ class transport {
     const auto has_gone = [](const detail::peer& each) { return each.has_sent_frame(); };
     std::vector<std::optional<delivery>> sent(to.size());
     const auto collect = [&] {
-      for (std::size_t i = 0; i < to.size(); ++i) {
+      for (std::size_t i = 0; i < to.size(); ++i)
         if (has_gone(peer(to[i]))) sent[i] = peer(to[i]).take_sent();
-      }
     };
     // The frame may be gone when this ends by an exception.
     const auto abandon = [&] {
@@ -175,10 +174,9 @@ class transport {
     std::ranges::sort(ranks);
     if (options.ranks > 65'536 || all.size() != options.ranks || ranks.back() >= options.ranks ||
         std::ranges::adjacent_find(ranks) != ranks.end()) {
-      throw std::invalid_argument("rank " + std::to_string(options.rank) + " with peers " +
-                                  options.names(std::span(ranks)) + ": each is one of " +
-                                  std::to_string(options.ranks) + " ranks, and once, and has one of " +
-                                  std::to_string(all.size()) + " addresses");
+      lamina::detail::refuse("rank ", options.rank, " with peers ", options.names(std::span(ranks)),
+                             ": each is one of ", options.ranks, " ranks, and once, and has one of ",
+                             all.size(), " addresses");
     }
     const auto paths = [](const rank_addresses& of) {
       return std::to_string(of.paths) + " paths of IPv" + (of.control.is_v6 != 0 ? "6" : "4");
@@ -194,8 +192,7 @@ class transport {
   [[nodiscard]] std::size_t place_of(std::size_t rank) const {
     const auto found = std::ranges::find(options_.peers, rank, &peer_options::rank);
     if (found == options_.peers.end())
-      throw std::logic_error("rank " + std::to_string(options_.rank) + " does not talk to " +
-                             std::to_string(rank));
+      lamina::detail::refuse<std::logic_error>("rank ", options_.rank, " does not talk to ", rank);
     return static_cast<std::size_t>(found - options_.peers.begin());
   }
   detail::peer& peer(std::size_t rank) { return peers_[place_of(rank)]; }
@@ -273,9 +270,8 @@ class transport {
 
     const std::scoped_lock held(mutex_);
     if (count >= 0) {
-      for (std::size_t i = 0; i < watched_.size(); ++i) {
+      for (std::size_t i = 0; i < watched_.size(); ++i)
         if (watched_[i].revents != 0) read(i);
-      }
       for (detail::peer& each : peers_) each.judge(before);
     }
     say_and_send(detail::clock_now());
@@ -305,15 +301,13 @@ class transport {
   }
 
   void say_and_send(bounded::instant now) {
-    if (end_ == end::saying_bye && !std::exchange(has_said_bye_, true)) {
+    if (end_ == end::saying_bye && !std::exchange(has_said_bye_, true))
       for (detail::peer& each : peers_) each.say_bye();
-    }
     // What a transfer that has ended still had under way points to a frame that may be gone.
     for (const detail::peer& each : peers_) {
       if (each.sender().is_under_way() || packets_have_gone()) continue;
-      for (packet_socket& path : paths_) {
+      for (packet_socket& path : paths_)
         for (const endpoint& to : each.paths()) path.drop(to);
-      }
     }
     const auto count = std::ranges::count_if(peers_, [](const detail::peer& each) {
       return each.receiver().state() == bounded::receiver_state::open;
