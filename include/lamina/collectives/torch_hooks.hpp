@@ -3,15 +3,12 @@
 
 #include <torch/torch.h>
 
-#include <cstddef>
 #include <functional>
 #include <memory>
-#include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
-#include "lamina/detail/abi.hpp"
+#include "lamina/detail/raise.hpp"
 
 /// \file
 /// When a gradient of a libtorch network is complete, and when a layer's parameters are needed again: what calls an engine. Read it last.
