@@ -35,7 +35,7 @@ namespace lamina_test::refusal_test {
 namespace {
 
 constexpr std::size_t block = 4096;
-constexpr std::size_t longest = 7 * block;  // several blocks for each of three threads
+constexpr std::size_t longest = 27 * block;  // with the others more than a task holds
 
 // How many of the elements below a quarter there are: no functor of the library is like it, and it counts zeros.
 struct share_of_small {
@@ -91,7 +91,7 @@ void leaves_no_more_than_rounding(const Functor& functor, double momentum) {
   lamina::residual_accumulator<T> in_threads(model, {.momentum = momentum});
   lamina::residual_accumulator<T> clean(model, {.momentum = momentum});
   std::size_t changed = 0;
-  for (const int power : {0, 4, 8, 12, 16, 24, 60, 100}) {
+  for (const int power : {0, 8, 12, 24, 100}) {
     CAPTURE(power, momentum);
     for (int step = 0; step < 2; ++step) {
       const auto good = fractions<T>(random);
