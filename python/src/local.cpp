@@ -184,7 +184,8 @@ void bind_local(nb::module_& m) {
             }));
           },
           "agreed"_a.noconvert(), "held"_a.noconvert() = nb::none(),
-          "The same by values that all workers agreed on, float64, one a fragment: mostly the mean of values().")
+          "The same by values that all workers agreed on, float64, one a fragment: mostly the mean of "
+          "values().")
       .def_prop_ro(
           "sent", [](const delta& self) { return indices_of(self.chosen()); },
           "Indices of the fragments that the last select() chose.")
@@ -248,7 +249,8 @@ void bind_local(nb::module_& m) {
           [](delta& self, std::uint64_t step, const readable& update, const arrays_to_write& shared,
              const arrays_to_write& local) { apply(self, step, update, shared, local); },
           "step"_a, "update"_a.noconvert(), "shared"_a.noconvert(), "local"_a.noconvert(),
-          "What all subtract, of the fragments that were chosen in `step`, one behind the other: from shared, "
+          "What all subtract, of the fragments that were chosen in `step`, one behind the other: from "
+          "shared, "
           "and "
           "from local, which gets back what it sent. In the order of the steps.")
       .def(
@@ -312,8 +314,9 @@ void bind_local(nb::module_& m) {
                 .rate = rate, .momentum = momentum, .nesterov = nesterov, .payload = payload_of(payload)};
             new (self) outer{lamina::outer_optimizer<float>(fragments, options), fragments};
           },
-          "fragments"_a, nb::kw_only(), "rate"_a = outer_defaults.rate, "momentum"_a = outer_defaults.momentum,
-          "nesterov"_a = outer_defaults.nesterov, "payload"_a = "as_is",
+          "fragments"_a, nb::kw_only(), "rate"_a = outer_defaults.rate,
+          "momentum"_a = outer_defaults.momentum, "nesterov"_a = outer_defaults.nesterov,
+          "payload"_a = "as_is",
           "fragments: a LocalDelta's. payload: how what all subtract is written; what rounding takes away "
           "comes "
           "later. ValueError, naming the option, for one outside its range.")

@@ -25,15 +25,23 @@ int main(int argc, char** argv) {
       if (tried.has_owners) options.update = keep_mean;
       return options;
     });
+    // A race is also told by the error that a layer is handed over twice, but not to the sanitizer, which may see it in another step.
+    const auto ready = [&](std::size_t rank, std::size_t layer) {
+      try {
+        engines[rank]->ready(layer, gradients[rank][layer]);
+      } catch (const std::logic_error&) {
+        if (!races) throw;
+      }
+    };
     // All ranks are called by this thread: only the engines run with it.
     long before = 0;
     for (int step = 0; step < 6; ++step) {
       if (step == 1) before = allocations;
       for (auto& each : engines) each->begin_step();
       std::thread other;
-      if (races) other = std::thread([&] { engines[0]->ready(4, gradients[0][4]); });
+      if (races) other = std::thread([&] { ready(0, 4); });
       for (std::size_t l = model.layers(); l-- > 0;) {
-        for (std::size_t r = 0; r < ranks; ++r) engines[r]->ready(l, gradients[r][l]);
+        for (std::size_t r = 0; r < ranks; ++r) ready(r, l);
       }
       if (races) other.join();
       for (auto& each : engines) each->drain();

@@ -39,9 +39,9 @@ inline constexpr std::array all_algorithms = {algorithm::pairwise, algorithm::ri
 namespace detail {
 
 template <class Enum>
-constexpr const char* name_in(const std::array<const char*, 3>& names, Enum which) noexcept {
+constexpr const char* name_in(std::initializer_list<const char*> names, Enum which) noexcept {
   const auto index = static_cast<std::size_t>(which);
-  return index < names.size() ? names[index] : "unknown";
+  return index < names.size() ? names.begin()[index] : "unknown";
 }
 
 }  // namespace detail

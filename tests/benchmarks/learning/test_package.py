@@ -37,7 +37,7 @@ def as_the_study(text):
         for parameter, gradient in zip(parameters, cut(scheme.task.drawn[step - 1, rank])):
             parameter.grad = gradient.clone()
         local.step()
-        sent += len(local.backend.sent)
+        sent += len(local.backend.core.sent)
         own = torch.cat([each.detach().flatten() for each in parameters])
         with local.evaluation_parameters():
             shared = torch.cat([each.detach().flatten() for each in parameters])
