@@ -24,7 +24,7 @@ def panels(groups):
 
 
 # By how the name of a scheme begins: the same in all pictures.
-STYLES = {"dense": ("#000000", "o"), "local, fragments by value": ("#0072B2", "s"), "local, fragments in turn": ("#E69F00", "^"),
+STYLES = {"dense": ("#000000", "o"), "local, by score": ("#0072B2", "s"), "local, fragments in turn": ("#E69F00", "^"),
           "local, all at once": ("#009E73", "v"), "local, in levels": ("#333399", "<"), "gradients dropped": ("#5B8C00", "d"), "one worker": ("#8C8C8C", "x"),
           "SparseLoCo": ("#D55E00", "D"), "PowerSGD": ("#CC79A7", "P"), "DeMo": ("#56B4E9", "X"), "DGC": ("#7A3E00", "p"),
           "ScaleCom": ("#C000C0", "*"), "1-bit Adam": ("#B8A500", "h")}

@@ -129,7 +129,7 @@ def family(row: Row) -> str:
     if row.workers == 1:
         return "one worker, no communication"
     if row.scheme == "local":
-        return {"value": "local, fragments by value", "turn": "local, fragments in turn (Streaming DiLoCo)",
+        return {"value": "local, by score", "turn": "local, fragments in turn (Streaming DiLoCo)",
                 "all": "local, all at once (DiLoCo)"}[row.choice]
     if row.scheme == "levels":
         return "local, in levels"
@@ -153,7 +153,7 @@ def title(row: Row) -> str:
     if row.scheme == "local":
         words += ["error feedback"] if row.error_feedback else []
         words += [row.value] if row.choice == "value" and row.value != Row.value else []
-        words += [f"× waiting^{row.age_power:g}".removesuffix("^1")] if row.age_power else []
+        words += [f"age^{row.age_power:g}" if row.age_power else "age not counted"] if row.choice == "value" and row.age_power != 1 else []
         words += [f"at least every {row.at_least_every} steps"] if row.at_least_every else []
         words += [{"fading": "momentum fades", "steps": "momentum in time"}[row.outer_clock]] if row.outer_clock != Row.outer_clock else []
         words += [f"{row.traffic:.1%}"] if row.traffic != Row.traffic else []

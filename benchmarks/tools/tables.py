@@ -164,8 +164,8 @@ PLAIN, TIMER, LOSSLESS, LOSSY = "MPI, cubic", "MPI, cubic, rto_min 5 ms", "udp, 
 BASE = "4 to 1, 1 MB, queue 64 KiB"
 INCASTS = (BASE, "1 to 1, 1 MB, queue 64 KiB", "8 to 1, 1 MB, queue 64 KiB", "4 to 1, 1 MB, queue 50 ms",
            f"{BASE}, loss 5 %", "8 to 1, 0.25 MB, queue 64 KiB")
-BY_SCORE = "local, fragments by value, int4, × waiting, momentum in time"
-TERNARY = "local, fragments by value, ternary, error feedback, × waiting"
+BY_SCORE = "local, by score, int4, momentum in time"
+TERNARY = "local, by score, ternary, error feedback"
 ENTROPY, TRITS, BLOCKS, TOP = (f"local, in levels, {code}" for code in ("entropy, every 3 steps", "trits", "blocks", "top, every 3 steps"))
 LOCO = "SparseLoCo, 256 of 4,096 every 3 steps, mean over all workers"
 LOCO_BACK = "SparseLoCo, 640 of 4,096 every 3 steps, mean over all workers, answers rounded"

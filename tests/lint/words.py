@@ -21,7 +21,7 @@ INSTEAD = {
     r"seeds? of tuning": "tuning seed",
     r"take_(up|back)|foresees?|intakes?|departures?|deciders?": "the name of what it does",
     r"beside": "with, during, compared with",
-    r"value times (waiting|age)": "score",
+    r"value times (waiting|age)|(fragments|parts) by value": "score",
 }
 WORDS = re.compile("|".join(rf"(?P<w{i}>\b(?:{word})\b)" for i, word in enumerate(INSTEAD)), re.IGNORECASE)
 

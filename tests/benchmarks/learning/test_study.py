@@ -191,7 +191,7 @@ def test_the_table_takes_the_best_of_what_was_tuned(tmp_path):
         result(tmp_path, f"scheme=local payload=int4 choice=all seed={seed}", loss, 0.01)
     assert list(report.table(report.read(tmp_path)))[2:] == [
         "| 4 | 2,000 | dense, fp32 | 100.00 % | 50.00 % | 24.0 | 0.002 | 3 | 1, 2 | 1.800 ± 0.100 |  | 1.925 |",
-        "| 4 | 2,000 | local, fragments by value, int4 | 1.00 % | 0.50 % | 0.2 | 0.001; 0.5, 0.9 | 2, at the edge | 0 | 2.000 | +0.500 |  |",
+        "| 4 | 2,000 | local, by score, int4, age not counted | 1.00 % | 0.50 % | 0.2 | 0.001; 0.5, 0.9 | 2, at the edge | 0 | 2.000 | +0.500 |  |",
         "| 4 | 2,000 | one worker, no communication | 0.00 % | 0.00 % | 0.0 | 0.001 | 1, at the edge | 0 | 2.500 | +1.000 |  |",
         "| 4 | 2,000 | local, all at once (DiLoCo), int4 | 1.00 % | 0.50 % | 0.2 | 0.001; 0.7, 0.9 | 1, at the edge | 1, 2, 3 "
         "| 4.400 ± 2.302 | +0.350 ± 0.100 |  |"]
@@ -217,10 +217,10 @@ def test_bytes_are_drawn_with_the_distance_to_the_dense_run(tmp_path):
     result(tmp_path, "scheme=powersgd seed=1", 1.5, 0.02)
     result(tmp_path, "scheme=demo", 9.0, 0.03, validation_loss=None)
     (_, height, lines), = drawn_over_bytes(tmp_path)
-    assert (height, lines) == ("validation loss", {"local, fragments by value": [[0.75, 1.75]], "PowerSGD": [[1.5, 1.5]]})
+    assert (height, lines) == ("validation loss", {"local, by score": [[0.75, 1.75]], "PowerSGD": [[1.5, 1.5]]})
     result(tmp_path, "rate=0.002", 1.5)
     (_, height, lines), = drawn_over_bytes(tmp_path)  # PowerSGD has no seed of the dense run's, DeMo has diverged
-    assert (height, lines) == ("validation loss behind the dense run", {"dense": [[75, 0]], "local, fragments by value": [[0.75, 0.25]]})
+    assert (height, lines) == ("validation loss behind the dense run", {"dense": [[75, 0]], "local, by score": [[0.75, 0.25]]})
     result(tmp_path, "scheme=local payload=int4 steps=2500", 1.625, 0.01)  # has nothing to be compared with
     pictures.draw(tmp_path, report.read(tmp_path))
     drawn = (tmp_path / "over_bytes.svg").read_text()
@@ -263,7 +263,7 @@ def test_numbers_of_workers_are_compared_where_they_differ(tmp_path):
     result(tmp_path, "workers=8 scheme=gradients", 1.25, 0.01, down_share=0.03)  # more than the picture is of
     drawn = pictures.over_workers(report.outcomes(report.read(tmp_path)))
     lines = {line.get_label(): line.get_xydata().tolist() for line in drawn.axes[0].get_lines()}
-    assert lines["local, fragments by value"] == [[4, 1.75], [8, 1.75]] and lines["SparseLoCo"] == [[4, 1.625], [8, 1.625]]
+    assert lines["local, by score"] == [[4, 1.75], [8, 1.75]] and lines["SparseLoCo"] == [[4, 1.625], [8, 1.625]]
     assert pictures.over_workers(report.outcomes([each for each in report.read(tmp_path) if each.row.workers == 4])) is None
 
 
