@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Replicas of a model that FSDP2 shards, bfloat16 parameters, reduce(), and what an optimizer has: 2 x 2 ranks over gloo."""
 
+import contextlib
+import io
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -58,7 +61,12 @@ def run(mesh, group, steps, **options):
 
 def replicas():
     _, mesh, group = meshes()
-    some, dropping = run(mesh, group, 4, drop_ratio=0.7)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        some, dropping = run(mesh, group, 4, drop_ratio=0.7, log_every=2)
+    lines = [line for line in said.getvalue().splitlines() if line.startswith("lamina: step")]
+    fragments = sum(state.last.fragments for state in dropping.groups.values())
+    assert [line.split(":")[1].split()[1] for line in lines] == (["2", "4"] if dist.get_rank() == 0 else [])
+    assert all(f"of {fragments} fragments" in line for line in lines), lines
     assert are_equal(some, group)
     assert set(dropping.groups) == {"", "0", "1", "2"} and dropping.totals.steps == 4
     assert 0.05 < dropping.totals.ratio < 0.7, dropping.totals

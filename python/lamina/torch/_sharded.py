@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from lamina.torch._options import given_options
-from lamina.torch._report import Totals
+from lamina.torch._report import Totals, log
 from lamina.torch._state import LayerDropping
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def require_replicas(what: str, tensor: Any, group: Optional[dist.ProcessGroup])
 class Replicated:
     """What replicate() gives: the layer dropping of each parameter group of FSDP, by the name of its module."""
 
-    def __init__(self, group: dist.ProcessGroup, made: Dict[str, Any]) -> None:
+    def __init__(self, group: dist.ProcessGroup, made: Dict[str, Any], log_every: int) -> None:
         self.groups: Dict[str, LayerDropping] = {}  #: those that have had a backward pass
-        self._process_group, self._made = group, made
+        self._process_group, self._made, self._log_every = group, made, log_every
         self._saved: Dict[str, Any] = {}
 
     def _reduce(self, name: str, summed: torch.Tensor) -> None:
@@ -54,6 +54,18 @@ class Replicated:
                 state.load_state_dict(self._saved.pop(name))
             self.groups[name] = state
         state.reduce([summed])
+        if self._log_every:
+            self._log()
+
+    def _log(self) -> None:
+        """One line for all groups, once the last has had its step. Which is the last shows in the first step only."""
+        states = list(self.groups.values())
+        passes, reports = states[0].passes, [each.last for each in states if each.last is not None]
+        if passes > 1 and all(each.passes == passes for each in states):
+            summed = {name: sum(getattr(each, name) for each in reports) for name in (
+                "fragments", "sent_fragments", "dense_bytes", "sent_bytes")}
+            log(dataclasses.replace(reports[0], step=passes, skipped=False, threshold=max(each.threshold for each in reports), **summed),
+                self._log_every, dist.get_rank())
 
     @property
     def totals(self) -> Totals:
@@ -92,7 +104,8 @@ def replicate(module: torch.nn.Module, replicate_group: dist.ProcessGroup, *, no
     Args:
         module: after fully_shard(), before the first backward pass.
         replicate_group: the ranks that have the same shard.
-        nonfinite, wire, backend, log_every: as of LayerDropping; a gradient that is not finite gives up the step of its own group only.
+        nonfinite, wire, backend: as of LayerDropping; a gradient that is not finite gives up the step of its own group only.
+        log_every: steps between lines of rank 0 of all, one for all groups with their largest threshold; 0: none.
         options: the fields of lamina.Options. A shard is one flat tensor, which is cut into fragments of 4,096 elements unless
             fragment_elements says otherwise.
 
@@ -102,8 +115,8 @@ def replicate(module: torch.nn.Module, replicate_group: dist.ProcessGroup, *, no
         RuntimeError: for a PyTorch without FSDPModule.set_all_reduce_hook.
     """
     made: Dict[str, Any] = {"options": given_options("replicate", {"fragment_elements": 4096, **options}), "nonfinite": nonfinite, "wire": wire,
-            "backend": backend, "log_every": log_every}
-    LayerDropping(**made)  # names what is wrong
+            "backend": backend}
+    LayerDropping(log_every=log_every, **made)  # names what is wrong
     found: List[Any] = [(name, each) for name, each in module.named_modules() if any(
         kind.__name__ == "FSDPModule" for kind in type(each).__mro__)]
     if not found:
@@ -112,7 +125,7 @@ def replicate(module: torch.nn.Module, replicate_group: dist.ProcessGroup, *, no
         raise RuntimeError(f"replicate needs FSDPModule.set_all_reduce_hook, which PyTorch {torch.__version__} does not have")
     for name, parameter in module.named_parameters():
         require_replicas(f"replicate: '{name}'", parameter, replicate_group)
-    replicated = Replicated(replicate_group, made)
+    replicated = Replicated(replicate_group, made, log_every)
     for name, each in found:
         each.set_all_reduce_hook(lambda summed, name=name: replicated._reduce(name, summed))
     return replicated
