@@ -1,26 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "lamina/decision.hpp"
-#include "lamina/detail/abi.hpp"
-#include "lamina/detail/raise.hpp"
 #include "lamina/frame.hpp"
-#include "lamina/layout.hpp"
-#include "lamina/options.hpp"
-#include "lamina/payload.hpp"
 #include "lamina/representative.hpp"
-#include "lamina/selection.hpp"
-#include "lamina/tensor.hpp"
 
 /// A *transfer* moves one frame from one rank to another. A *fragment* is a layer of the frame, and a *chunk* what one packet carries of
 /// it: a range of elements, never of bytes, or a chunk of integers could arrive without its scale. Here is how a frame is cut into chunks,

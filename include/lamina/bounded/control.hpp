@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <optional>
-#include <string_view>
-#include <type_traits>
-
 #include "lamina/bounded/packet.hpp"
 
 /// Control messages, as docs/bounded-loss-protocol.md gives them: 24 bytes of header, then a body by the type. They go over a stream that keeps

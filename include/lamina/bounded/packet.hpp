@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <bit>
-#include <cstring>
-#include <initializer_list>
-#include <system_error>
-
 #include "lamina/bounded/chunks.hpp"
 #include "lamina/error.hpp"
 

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <utility>
-
 #include "lamina/bounded/duties.hpp"
 #include "lamina/bounded/rate.hpp"
 

@@ -14,8 +14,6 @@
 
 #include <cerrno>
 #include <charconv>
-#include <compare>
-#include <utility>
 
 #include "lamina/bounded/rate.hpp"
 

@@ -8,10 +8,8 @@
 #include <sys/uio.h>
 
 #include <ctime>
-#include <memory>
 #include <random>
 
-#include "lamina/detail/finite.hpp"
 #include "lamina/udp/address.hpp"
 
 namespace lamina::inline LAMINA_ABI::udp {

@@ -7,7 +7,6 @@
 
 #include <condition_variable>
 #include <deque>
-#include <exception>
 #include <mutex>
 #include <numeric>
 #include <thread>
