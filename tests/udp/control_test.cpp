@@ -153,7 +153,7 @@ namespace {
 descriptor call(const endpoint& at) {
   descriptor made(socket(AF_INET, SOCK_STREAM, 0));
   const udp::detail::socket_address to(at);
-  REQUIRE(connect(made.get(), to.get(), to.length) == 0);
+  REQUIRE(connect(made.get(), &to.is.any, to.length) == 0);
   return made;
 }
 void say(const descriptor& to, std::span<const std::byte> bytes) {

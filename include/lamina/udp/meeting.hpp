@@ -153,7 +153,7 @@ class meeting {
       if (!made.is_open()) throw_system_error("a TCP socket");
       bind_to(made.get(), local, "TCP");
       const socket_address to(all_[rank].control);
-      if (::connect(made.get(), to.get(), to.length) == 0 || errno == EINPROGRESS) {
+      if (::connect(made.get(), &to.is.any, to.length) == 0 || errno == EINPROGRESS) {
         guests_.emplace_back(std::move(made), options_.secret, i);
       } else if (errno != ECONNREFUSED) {
         throw_system_error("cannot connect to " + name_at(i) + " at " + text_of(all_[rank].control));

@@ -84,8 +84,8 @@ class message_batch {
   msghdr& prepare(std::size_t index, std::size_t count) {
     msghdr& message = messages_[index].msg_hdr;
     message = {};
-    message.msg_name = addresses_[index].get();
-    message.msg_namelen = sizeof(sockaddr_storage);
+    message.msg_name = &addresses_[index].is.any;
+    message.msg_namelen = sizeof(sockaddr_in6);
     message.msg_iov = &pieces_[index * pieces_a_message];
     message.msg_iovlen = count;
     message.msg_control = controls_[index].data();
@@ -313,7 +313,7 @@ class packet_socket {
     const detail::socket_address to(packet.to);
     int mtu = 0;
     socklen_t length = sizeof mtu;
-    if (probe.is_open() && ::connect(probe.get(), to.get(), to.length) == 0 &&
+    if (probe.is_open() && ::connect(probe.get(), &to.is.any, to.length) == 0 &&
         ::getsockopt(probe.get(), is_v6 ? IPPROTO_IPV6 : IPPROTO_IP, is_v6 ? IPV6_MTU : IP_MTU, &mtu,
                      &length) == 0) {
       known = " of " + std::to_string(mtu) + " bytes";
