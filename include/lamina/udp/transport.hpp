@@ -8,7 +8,6 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
-#include <numeric>
 #include <thread>
 
 #include "lamina/udp/peer.hpp"
@@ -37,8 +36,6 @@ struct transport_counters {
 /// each peer.
 class transport {
  public:
-  static constexpr bounded::instant forever = bounded::never;
-
   /// This rank meets its peers.
   ///
   /// \param here     what this rank has opened
@@ -49,21 +46,19 @@ class transport {
   transport(open_sockets here, std::span<const rank_addresses> all, const transport_options& options)
       : options_(checked(options, here, all)),
         paths_(std::move(here.paths)),
-        sending_order_(options_.peers.size()),
-        next_path_(options_.peers.size(), 0),
         link_(largest_packet_bits()),
         event_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
     if (!event_.is_open()) detail::throw_system_error("eventfd");
     auto connections = detail::meeting(here.listener.get(), all, options_).run();
     for (std::size_t i = 0; i < options_.peers.size(); ++i) {
       const peer_options& each = options_.peers[i];
-      const rank_addresses& theirs = all[each.rank];
-      for (std::uint32_t p = 0; p < theirs.paths; ++p) senders_.emplace_back(theirs.data.at(p), i);
       detail::set_control_options(connections[i].get(), static_cast<unsigned>(each.timeout.count()));
-      peers_.emplace_back(options_, each, std::move(connections[i]), theirs, detail::clock_now());
+      peers_.emplace_back(options_, each, std::move(connections[i]), all[each.rank], detail::clock_now());
+      detail::peer& made = peers_.back();
+      for (const endpoint& from : made.paths()) senders_.emplace_back(from, &made);
+      sending_order_.push_back(&made);
     }
     std::ranges::sort(senders_);
-    std::iota(sending_order_.begin(), sending_order_.end(), std::size_t{0});
     watch();
     thread_ = std::thread([this] { run(); });
   }
@@ -74,10 +69,13 @@ class transport {
   ~transport() {
     {
       const std::scoped_lock held(mutex_);
-      end_ = std::uncaught_exceptions() > 0 ? end::at_once : end::saying_bye;
-      end_at_ = detail::clock_now();
-      for (const detail::peer& each : peers_)
-        end_at_ = (std::max)(end_at_, detail::clock_now() + each.timeout());
+      end_at_ = bounded::instant(0);
+      if (std::uncaught_exceptions() == 0) {
+        for (detail::peer& each : peers_) {
+          each.say_bye();
+          end_at_ = (std::max)(end_at_, detail::clock_now() + each.timeout());
+        }
+      }
       wake();
     }
     thread_.join();
@@ -97,7 +95,7 @@ class transport {
   std::vector<std::optional<delivery>> send_frame(std::span<const std::size_t> to,
                                                   const bounded::frame_chunks& frame,
                                                   std::span<const bounded::obligations> owed = {},
-                                                  bounded::instant within = forever) {
+                                                  bounded::instant within = bounded::never) {
     lock held(mutex_);
     const auto has_gone = [](const detail::peer& each) { return each.has_sent_frame(); };
     std::vector<std::optional<delivery>> sent(to.size());
@@ -115,7 +113,7 @@ class transport {
         peer(to[i]).release(detail::clock_now());
         peer(to[i]).begin_frame(frame, owed.empty() ? bounded::obligations() : owed[i]);
         // After those that have begun.
-        const auto found = std::ranges::find(sending_order_, place_of(to[i]));
+        const auto found = std::ranges::find(sending_order_, &peer(to[i]));
         std::rotate(found, found + 1, sending_order_.end());
       }
       wake();
@@ -134,7 +132,7 @@ class transport {
 
   /// One frame from each, in their order. What the last ones gave is gone.
   std::vector<arrival> receive_from_each(std::span<const std::size_t> from,
-                                         bounded::instant within = forever) {
+                                         bounded::instant within = bounded::never) {
     lock held(mutex_);
     for (const std::size_t rank : from) peer(rank).release(detail::clock_now());
     wait(held, from, "waiting for", within, true,
@@ -143,7 +141,7 @@ class transport {
     for (const std::size_t rank : from) all.push_back(peer(rank).take_arrival());
     return all;
   }
-  arrival receive(std::size_t from, bounded::instant within = forever) {
+  arrival receive(std::size_t from, bounded::instant within = bounded::never) {
     return std::move(receive_from_each({&from, 1}, within)[0]);
   }
 
@@ -152,13 +150,13 @@ class transport {
     transport_counters all{.paths = {}, .foreign = foreign_, .peers = {}};
     for (const packet_socket& each : paths_) all.paths.push_back(each.counters());
     for (const detail::peer& each : peers_)
-      all.peers.push_back({each.sender().counters(), each.receiver().counters(), each.sender().round() + 1});
+      all.peers.push_back({each.sender.counters(), each.receiver.counters(), each.sender.round() + 1});
     return all;
   }
 
  private:
   using lock = std::unique_lock<std::mutex>;
-  enum class end : std::uint8_t { none, saying_bye, at_once };
+  using sender = std::pair<endpoint, detail::peer*>;  // an address that packets come from
 
   // Before the control connections are looked at again.
   static constexpr std::size_t most_datagrams = 512;
@@ -188,26 +186,24 @@ class transport {
     return options;
   }
 
-  [[nodiscard]] std::size_t place_of(std::size_t rank) const {
+  detail::peer& peer(std::size_t rank) {
     const auto found = std::ranges::find(options_.peers, rank, &peer_options::rank);
     if (found == options_.peers.end())
       lamina::detail::refuse<std::logic_error>("rank ", options_.rank, " does not talk to ", rank);
-    return static_cast<std::size_t>(found - options_.peers.begin());
+    return peers_[static_cast<std::size_t>(found - options_.peers.begin())];
   }
-  detail::peer& peer(std::size_t rank) { return peers_[place_of(rank)]; }
 
   // Sleeps until each of them is done or lost, or one is wrong; or one is lost, if nothing else is to be waited for then. Who is lost
   // meanwhile is what this ends with.
   template <class IsDone>
   void wait(lock& held, std::span<const std::size_t> ranks, const char* doing, bounded::instant within,
             bool ends_at_loss, IsDone is_done) {
-    using presence = detail::peer::presence;
     const auto is_settled = [&] {
       bool are_all = true;
       for (const std::size_t rank : ranks) {
         const detail::peer& each = peer(rank);
         if (is_done(each)) continue;
-        if (each.at() == presence::wrong || (ends_at_loss && !each.is_here())) return true;
+        if (each.is_wrong() || (ends_at_loss && !each.is_here())) return true;
         are_all = are_all && !each.is_here();
       }
       return are_all || failure_ != nullptr;
@@ -224,7 +220,7 @@ class transport {
     for (const std::size_t rank : ranks) {
       const detail::peer& each = peer(rank);
       if (is_done(each) || (each.is_here() && is_in_time)) continue;
-      if (each.at() == presence::wrong) throw error(each.why());
+      if (each.is_wrong()) throw error(each.why());
       lost.push_back(rank);
       if (!each.is_here()) why = each.why();
     }
@@ -253,7 +249,7 @@ class transport {
   }
   bool is_over() {
     const std::scoped_lock held(mutex_);
-    if (end_ != end::saying_bye) return end_ == end::at_once;
+    if (end_at_ == bounded::never) return false;
     return std::ranges::none_of(peers_, &detail::peer::is_here) || detail::clock_now() >= end_at_;
   }
 
@@ -287,12 +283,11 @@ class transport {
       [[maybe_unused]] const ssize_t bytes = ::read(event_.get(), &count, sizeof count);
     } else if ((watched_[place].revents & POLLIN) != 0) {
       const auto take = [&](const endpoint& from, std::span<const std::byte> bytes, bounded::instant at) {
-        const auto found =
-            std::ranges::lower_bound(senders_, from, {}, &std::pair<endpoint, std::size_t>::first);
+        const auto found = std::ranges::lower_bound(senders_, from, {}, &sender::first);
         if (found == senders_.end() || found->first != from) {
           ++foreign_;
         } else {
-          peers_[found->second].on_datagram(bytes, at);
+          found->second->receiver.on_datagram(bytes, at);
         }
       };
       paths_[place - peers_.size()].receive(most_datagrams, take);
@@ -300,20 +295,18 @@ class transport {
   }
 
   void say_and_send(bounded::instant now) {
-    if (end_ == end::saying_bye && !std::exchange(has_said_bye_, true))
-      for (detail::peer& each : peers_) each.say_bye();
     // What a transfer that has ended still had under way points to a frame that may be gone.
     for (const detail::peer& each : peers_) {
-      if (each.sender().is_under_way() || packets_have_gone()) continue;
+      if (each.sender.is_under_way() || packets_have_gone()) continue;
       for (packet_socket& path : paths_)
         for (const endpoint& to : each.paths()) path.drop(to);
     }
-    const auto count = std::ranges::count_if(peers_, [](const detail::peer& each) {
-      return each.receiver().state() == bounded::receiver_state::open;
-    });
-    const auto open = static_cast<std::uint32_t>((std::max)(count, decltype(count){1}));
+    std::uint32_t open = 0;
+    for (const detail::peer& each : peers_)
+      open += each.receiver.state() == bounded::receiver_state::open ? 1 : 0;
+    open = (std::max)(open, 1U);
     for (detail::peer& each : peers_) {
-      each.set_load(open, options_.rate.link_bits / open);
+      each.receiver.set_load(open, options_.rate.link_bits / open);
       each.say(now, packets_have_gone());
     }
     if (!send_packets(now)) return;
@@ -330,18 +323,17 @@ class transport {
     const std::size_t largest_bits = largest_packet_bits();
     link_at_ = now;
     std::size_t count = 0;
-    for (const std::size_t place : sending_order_) {
-      detail::peer& to = peers_[place];
-      while (count < most_packets && to.is_streaming() &&
+    for (detail::peer* const to : sending_order_) {
+      while (count < most_packets && to->is_streaming() &&
              std::ranges::all_of(paths_, &packet_socket::has_room)) {
         link_at_ = link_.when(now, rate, largest_bits);
         if (link_at_ > now) break;
-        const auto packet = to.next_packet(now);
+        const std::size_t path = to->sender.counters().packets % paths_.size();  // each in turn
+        const auto packet = to->sender.next_packet(now);
         if (!packet) break;
         link_.spend(8 * (packet->size_bytes() + bounded::packet_overhead_bytes));
-        const std::size_t path = next_path_[place]++ % paths_.size();
         const std::uint8_t service = options_.has_classes ? type_of_service(packet->tag) : std::uint8_t{0};
-        paths_[path].put(to.paths()[path], *packet, service);
+        paths_[path].put(to->paths()[path], *packet, service);
         ++count;
       }
     }
@@ -374,12 +366,12 @@ class transport {
     watch(event_.get(), false);
 
     const bool have_gone = packets_have_gone();
-    wake_at_ = end_ == end::saying_bye ? end_at_ : bounded::never;
+    wake_at_ = end_at_;
     for (const detail::peer& each : peers_) {
       wake_at_ = (std::min)(wake_at_, each.deadline(have_gone));
       if (!have_gone || !each.is_streaming()) continue;  // the system says when there is room
       wake_at_ = (std::min)(
-          wake_at_, (std::max)({each.sender().deadline(), link_at_, detail::clock_now() + shortest_nap}));
+          wake_at_, (std::max)({each.sender.deadline(), link_at_, detail::clock_now() + shortest_nap}));
     }
   }
   void watch(int descriptor, bool writes) {
@@ -388,11 +380,10 @@ class transport {
 
   const transport_options options_;
   std::vector<packet_socket> paths_;
-  std::vector<std::pair<endpoint, std::size_t>> senders_;  // addresses that packets come from, sorted; places
-  std::vector<std::size_t> sending_order_;  // places of the peers, who began a frame last at the end
-  std::vector<std::size_t> next_path_;      // of each peer
-  bounded::pacer link_;                     // that all transfers share
-  bounded::instant link_at_{};              // when another packet may go
+  std::vector<sender> senders_;               // sorted
+  std::vector<detail::peer*> sending_order_;  // who began a frame last at the end
+  bounded::pacer link_;                       // that all transfers share
+  bounded::instant link_at_{};                // when another packet may go
   std::uint64_t foreign_ = 0;
   detail::descriptor event_;
   std::vector<pollfd> watched_;
@@ -403,9 +394,8 @@ class transport {
   std::function<bool()> is_waited_for_;  // what the rank sleeps until; empty: it does not
   std::exception_ptr failure_;           // of the thread, which has ended
   std::deque<detail::peer> peers_;       // in the order of the options'
-  end end_ = end::none;
-  bounded::instant end_at_{};
-  bool has_said_bye_ = false;
+  bounded::instant end_at_ =
+      bounded::never;  // when the thread ends at the latest; never: it was not asked to
   std::thread thread_;
 };
 
