@@ -16,8 +16,7 @@ inline constexpr instant never = (instant::max)() / 2;
 
 /// The clock of packets: microseconds, wrapping.
 [[nodiscard]] constexpr std::uint32_t wire_microseconds(instant now) noexcept {
-  return static_cast<std::uint32_t>(
-      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now).count()));
+  return static_cast<std::uint32_t>(now.count() / 1000);
 }
 
 /// What a rate begins with.
@@ -166,10 +165,9 @@ class heartbeat {
   /// \param timeout  without a byte of the peer, after which it counts as lost
   explicit heartbeat(instant timeout) : timeout_(timeout) { newest_.fill(never); }
 
-  /// Something has come from the peer, whatever it is. The first call begins.
+  /// Something has come from the peer, whatever it is.
   void heard(instant now) noexcept { lost_at_ = now + timeout_; }
-  /// Whether one waited too long since; not before something was heard.
-  [[nodiscard]] bool is_lost(instant now) const noexcept { return now >= lost_at_; }
+  /// When it counts as lost; never before something was heard.
   [[nodiscard]] instant lost_at() const noexcept { return lost_at_; }
 
   /// When the next PING is due, whose body is the time of it: after 1 s, and sooner at first and for a short timeout.
@@ -185,14 +183,12 @@ class heartbeat {
     if (sent_at > now || sent_at < now - timeout_) return;
     newest_[pongs_++ % newest_.size()] = now - sent_at;
   }
-  /// The least of the last eight; 0 before the first PONG. Not their mean: a PING that was lost, or whose peer still read its data,
-  /// takes a hundred times as long and says nothing of the way.
-  [[nodiscard]] instant round_trip() const noexcept {
-    return pongs_ == 0 ? instant(0) : *std::ranges::min_element(newest_);
-  }
-  /// How long a receiver waits for packets that may still be under way before it answers a PROBE.
+  /// How long a receiver waits for packets that may still be under way before it answers a PROBE: two round trips, of which the least of
+  /// the last eight counts. Not their mean: a PING that was lost, or whose peer still read its data, takes a hundred times as long and says
+  /// nothing of the way.
   [[nodiscard]] instant quiet() const noexcept {
-    return std::max<instant>(std::chrono::milliseconds(3), 2 * round_trip());
+    const instant trip = pongs_ == 0 ? instant(0) : *std::ranges::min_element(newest_);
+    return std::max<instant>(std::chrono::milliseconds(3), 2 * trip);
   }
 
  private:
