@@ -318,7 +318,7 @@ TEST_CASE("control: HELLO says who is there, and its check proves the secret") {
   CHECK_FALSE(verdict(good));
   bounded::hello_body read;
   CHECK_FALSE(bounded::read_body(body_of(good), read));
-  CHECK(read == hello);
+  CHECK(std::memcmp(&read, &hello, sizeof hello) == 0);
   for (std::size_t bit = 0; bit < 8 * 32; ++bit) {
     bytes flipped = good;
     flipped[24 + bit / 8] ^= std::byte{1} << (bit % 8);

@@ -28,6 +28,7 @@ class arrivals {
     if (const std::error_code bad = place(begin)) return bad;
     received_.fill(std::byte{0});
     required_.fill(std::byte{0});
+    std::size_t bytes = frame_bytes_;
     std::error_code bad;
     begin.for_each_required([&](std::uint32_t fragment, std::uint32_t index) {
       fragment_state& state = states_[fragment];
@@ -35,38 +36,29 @@ class arrivals {
         // What a gradient lost is in the residual of its sender.
         if (kind_ != frame_kind::parameters || grid_.type() != payload_type::as_is) bad = errc::no_such_chunk;
         state.is_repaired = true;
-        state.place = bytes_ = (bytes_ + 7) / 8 * 8;
-        bytes_ += grid_.fragment_bytes(fragment);
+        state.place = bytes = (bytes + 7) / 8 * 8;
+        bytes += grid_.fragment_bytes(fragment);
       }
       if (state.is_repaired) ++missing_;
       required_.add(fragment, index);
       ++missing_required_;
     });
     if (bad) return bad;
-    if (buffer_.size() < bytes_) {
+    if (buffer_.size() < bytes) {
       buffer_ = std::vector<std::byte>();  // so that there are never two
-      buffer_.resize(bytes_);
+      buffer_.resize(bytes);
     }
     std::memcpy(buffer_.data(), begin.prefix.data(), begin.prefix.size());
     selection sent(grid_.fragments());
-    for (std::size_t fragment = 0; fragment < states_.size(); ++fragment) {
-      fragment_state& state = states_[fragment];
-      if (!is_in_frame(fragment)) continue;
-      sent.send(fragment);
-      state.missing = grid_.chunks(fragment);
-      state.allowed = allowed_losses(begin.bound_ppm, state.missing);
-      missing_ += state.missing;
-      beyond_bound_ += is_beyond(fragment) ? 1 : 0;
-    }
+    for (std::size_t fragment = 0; fragment < states_.size(); ++fragment)
+      if (states_[fragment].missing > 0) sent.send(fragment);
     arrived_.emplace(sent, grid_.chunk_elements());
     return {};
   }
 
-  /// Whether the chunk, which the grid has, is one of this transfer.
-  [[nodiscard]] bool expects(std::uint32_t fragment, std::uint32_t index) const noexcept {
-    return is_in_frame(fragment) || required_.has(fragment, index);
-  }
-  [[nodiscard]] bool is_in_frame(std::size_t fragment) const noexcept {
+  /// Whether the chunk, which the grid has, is one of the frame, or one of its repairs.
+  [[nodiscard]] bool expects(std::uint32_t fragment, std::uint32_t index, bool is_repair) const noexcept {
+    if (is_repair) return states_[fragment].is_repaired && required_.has(fragment, index);
     return states_[fragment].place != nowhere && !states_[fragment].is_repaired;
   }
   /// Copies a chunk that is expected to its place, if it has not come before: whether it had not.
@@ -175,15 +167,17 @@ class arrivals {
                                            header.user_bytes);
     if (std::ranges::any_of(padding, [](std::byte each) { return each != std::byte{0}; }))
       return errc::bad_presence;
-    bytes_ = prefix_bytes;
+    frame_bytes_ = prefix_bytes;
     for (std::size_t bit = 0; bit < 8 * bitmap.size(); ++bit) {
       if (!detail::has_bit(bitmap, bit)) continue;
       if (bit >= fragments.layers() || fragments.sizes()[bit] == 0) return errc::bad_presence;
-      states_[bit].place = bytes_;
-      bytes_ += grid_.fragment_bytes(bit);
+      const std::uint32_t chunks = grid_.chunks(bit);
+      states_[bit] = {frame_bytes_, chunks, allowed_losses(begin.bound_ppm, chunks)};
+      frame_bytes_ += grid_.fragment_bytes(bit);
+      missing_ += chunks;
+      ++beyond_bound_;  // no bound lets all be missing
     }
-    frame_bytes_ = bytes_;
-    if (info.size_bytes != bytes_) return errc::bad_payload_size;
+    if (info.size_bytes != frame_bytes_) return errc::bad_payload_size;
     return {};
   }
 
@@ -225,7 +219,6 @@ class arrivals {
   std::size_t missing_required_ = 0;
   std::size_t beyond_bound_ = 0;  // fragments
   std::vector<std::byte> buffer_;
-  std::size_t bytes_ = 0;  // of it, in this transfer
   std::size_t frame_bytes_ = 0;
   std::optional<delivery> arrived_;
 };

@@ -18,20 +18,16 @@ inline constexpr std::uint32_t most_bound_ppm = 500'000;
   return static_cast<std::uint32_t>(std::uint64_t{bound_ppm} * chunks / 1'000'000);
 }
 
-namespace detail {
-
 /// Elements that are not cut apart: int8, int4 and ternary have a scale for each block.
 [[nodiscard]] constexpr std::size_t chunk_unit(payload_type type) noexcept {
   return has_blocks(type) ? payload_block_elements : 8;
 }
 
-}  // namespace detail
-
 /// Elements of a chunk: as many as fit into `data_bytes`, a multiple of 8, and of 64 in int8, int4 and ternary. Throws
 /// std::invalid_argument where not even these fit.
 template <element T>
 [[nodiscard]] constexpr std::size_t chunk_elements(payload_type type, std::size_t data_bytes) {
-  const std::size_t unit = detail::chunk_unit(type);
+  const std::size_t unit = chunk_unit(type);
   const std::size_t units = data_bytes / payload_bytes<T>(type, unit);
   if (units == 0)
     lamina::detail::refuse(data_bytes, " bytes of data a packet: not even ", unit, " elements fit");
@@ -111,7 +107,7 @@ class chunk_grid {
       : fragments_(fragments), type_(type), element_bytes_(element_bytes), chunk_elements_(chunk_elements) {
     using lamina::detail::refuse;
     const std::string chunks_of = "chunks of " + std::to_string(chunk_elements) + " elements: ";
-    const std::size_t unit = detail::chunk_unit(type);
+    const std::size_t unit = chunk_unit(type);
     if (chunk_elements == 0 || chunk_elements % unit != 0) refuse(chunks_of, "must be a multiple of ", unit);
     constexpr std::size_t most_datagram_bytes = 65'507 - 56;  // of UDP over IPv4, without a packet's header
     if (chunk_elements > most_datagram_bytes || bytes_of(chunk_elements) > most_datagram_bytes)
@@ -184,20 +180,15 @@ class chunk_set {
 /// What a tag has with the position: the chunk may be dropped before those that are protected.
 inline constexpr std::uint8_t droppable_tag = 4;
 
-/// One chunk of a fragment.
+/// One chunk of a fragment. Chunks are ordered as they lie in the layout.
 struct chunk {
   std::uint32_t fragment = 0;
   std::uint32_t index = 0;
   /// Bits 0 and 1: the quarter of the layout, by elements, in which the fragment begins, 0 in front; bit 2: droppable_tag.
   std::uint8_t tag = 0;
 
-  friend bool operator==(const chunk&, const chunk&) = default;
+  friend auto operator<=>(const chunk&, const chunk&) = default;
 };
-
-/// Whether a chunk lies before another in the layout.
-[[nodiscard]] constexpr bool lies_before(const chunk& a, const chunk& b) noexcept {
-  return a.fragment != b.fragment ? a.fragment < b.fragment : a.index < b.index;
-}
 
 /// Elements of a layer that is not in the frame, which the receiver has lost: whole chunks, as they go out.
 struct repair {
@@ -234,53 +225,10 @@ class frame_chunks {
   ///                                range
   frame_chunks(const encoded_frame& frame, const selection& sent, const chunk_grid& grid,
                const sending_options& options = {})
-      : sent_(sent),
-        grid_(grid),
-        bound_ppm_(options.bound_ppm),
-        has_tags_(options.tags),
-        fragments_(grid.fragments().layers()) {
-    if (bound_ppm_ > most_bound_ppm) {
-      lamina::detail::refuse("a loss bound of ", bound_ppm_,
-                             " parts per million: at most half may be missing");
-    }
-    take(frame);
-    std::vector<place> order = places();
-    std::ranges::sort(order, [](const place& a, const place& b) {
-      return a.quantile != b.quantile ? a.quantile < b.quantile : lies_before(a.which, b.which);
-    });
-    order_.reserve(order.size());
-    for (const place& each : order) order_.push_back(each.which);
-  }
-
-  [[nodiscard]] std::span<const chunk> in_sending_order() const& noexcept { return order_; }
-  void in_sending_order() const&& = delete;  // it would be gone
-  /// The bytes of one chunk of the frame where they lie: one span; of int8, int4 and ternary two, scales and integers.
-  [[nodiscard]] std::array<std::span<const std::byte>, 2> bytes_of(const chunk& which) const noexcept {
-    const auto pieces = grid_.pieces(which.fragment, which.index);
-    const std::span<const std::byte> fragment = fragments_[which.fragment];
-    return {fragment.subspan(pieces[0].begin, pieces[0].bytes),
-            fragment.subspan(pieces[1].begin, pieces[1].bytes)};
-  }
-  /// The tag of a chunk that is not to be dropped, of any fragment that is not empty.
-  [[nodiscard]] std::uint8_t protected_tag(std::size_t fragment) const noexcept {
-    if (!has_tags_) return 0;
-    // What has chunks lies in memory, so that four times as many elements can be counted.
-    return static_cast<std::uint8_t>(4 * grid_.fragments().offset(fragment) / grid_.fragments().elements());
-  }
-  [[nodiscard]] const selection& sent() const noexcept { return sent_; }
-  [[nodiscard]] const chunk_grid& grid() const noexcept { return grid_; }
-  [[nodiscard]] std::uint32_t bound_ppm() const noexcept { return bound_ppm_; }
-  /// Header and bitmap of the frame.
-  [[nodiscard]] std::span<const std::byte> prefix() const noexcept { return prefix_; }
-
- private:
-  struct place {
-    chunk which;
-    double quantile = 0;  // negative: of a fragment of which nothing may be missing
-  };
-
-  void take(const encoded_frame& frame) {
+      : sent_(sent), grid_(grid), options_(options), fragments_(grid.fragments().layers()) {
     using lamina::detail::refuse;
+    if (bound_ppm() > most_bound_ppm)
+      refuse("a loss bound of ", bound_ppm(), " parts per million: at most half may be missing");
     const auto segments = frame.segments();
     if (segments.empty()) refuse("there is no frame");
     prefix_ = segments.front();
@@ -298,10 +246,38 @@ class frame_chunks {
     }
     std::size_t segment = 1;
     for (const std::size_t fragment : sent_.sent()) fragments_[fragment] = segments[segment++];
+
+    auto order = quantiles();
+    std::ranges::sort(order);
+    order_.reserve(order.size());
+    for (const auto& [quantile, which] : order) order_.push_back(which);
   }
 
-  std::vector<place> places() const {
-    std::vector<place> order;
+  [[nodiscard]] std::span<const chunk> in_sending_order() const& noexcept { return order_; }
+  void in_sending_order() const&& = delete;  // it would be gone
+  /// The bytes of one chunk of the frame where they lie: one span; of int8, int4 and ternary two, scales and integers.
+  [[nodiscard]] std::array<std::span<const std::byte>, 2> bytes_of(const chunk& which) const noexcept {
+    const auto pieces = grid_.pieces(which.fragment, which.index);
+    const std::span<const std::byte> fragment = fragments_[which.fragment];
+    return {fragment.subspan(pieces[0].begin, pieces[0].bytes),
+            fragment.subspan(pieces[1].begin, pieces[1].bytes)};
+  }
+  /// The tag of a chunk that is not to be dropped, of any fragment that is not empty.
+  [[nodiscard]] std::uint8_t protected_tag(std::size_t fragment) const noexcept {
+    if (!options_.tags) return 0;
+    // What has chunks lies in memory, so that four times as many elements can be counted.
+    return static_cast<std::uint8_t>(4 * grid_.fragments().offset(fragment) / grid_.fragments().elements());
+  }
+  [[nodiscard]] const selection& sent() const noexcept { return sent_; }
+  [[nodiscard]] const chunk_grid& grid() const noexcept { return grid_; }
+  [[nodiscard]] std::uint32_t bound_ppm() const noexcept { return options_.bound_ppm; }
+  /// Header and bitmap of the frame.
+  [[nodiscard]] std::span<const std::byte> prefix() const noexcept { return prefix_; }
+
+ private:
+  // Of each chunk; negative in a fragment of which nothing may be missing.
+  std::vector<std::pair<double, chunk>> quantiles() const {
+    std::vector<std::pair<double, chunk>> order;
     std::vector<double> magnitudes;
     std::vector<std::uint32_t> ranked;
     for (const std::size_t fragment : sent_.sent()) {
@@ -310,7 +286,7 @@ class frame_chunks {
       for (std::uint32_t i = 0; i < count; ++i) ranked[i] = i;
       std::uint8_t position = 0;
       std::uint32_t droppable = 0;
-      if (has_tags_) {
+      if (options_.tags) {
         grid_.element_bytes() == sizeof(float) ? measure<float>(fragment, magnitudes)
                                                : measure<double>(fragment, magnitudes);
         std::ranges::stable_sort(
@@ -318,12 +294,12 @@ class frame_chunks {
         position = protected_tag(fragment);
         droppable = static_cast<std::uint32_t>(std::uint64_t{4U - position} * count / 10);
       }
-      const bool can_be_spared = allowed_losses(bound_ppm_, count) > 0;
+      const bool can_be_spared = allowed_losses(bound_ppm(), count) > 0;
       for (std::uint32_t rank = 0; rank < count; ++rank) {
         const bool is_droppable = rank >= count - droppable;
         const auto tag = static_cast<std::uint8_t>(position | (is_droppable ? droppable_tag : 0));
-        order.push_back({{static_cast<std::uint32_t>(fragment), ranked[rank], tag},
-                         can_be_spared ? static_cast<double>(rank) / count : -1.0});
+        order.push_back({can_be_spared ? static_cast<double>(rank) / count : -1.0,
+                         {static_cast<std::uint32_t>(fragment), ranked[rank], tag}});
       }
     }
     return order;
@@ -350,8 +326,7 @@ class frame_chunks {
 
   selection sent_;
   chunk_grid grid_;
-  std::uint32_t bound_ppm_;
-  bool has_tags_;
+  sending_options options_;
   std::span<const std::byte> prefix_;
   std::vector<std::span<const std::byte>> fragments_;  // the payload of each; empty: dropped
   std::vector<chunk> order_;

@@ -27,6 +27,8 @@ inline constexpr std::uint8_t control_version = 1;
 /// The round of a WANTED that answers no PROBE.
 inline constexpr std::uint32_t unasked_round = 0xffff'ffff;
 inline constexpr std::size_t most_abort_bytes = 1024;
+/// Packets sent, after which both ends take it for silence that none has come.
+inline constexpr std::uint32_t least_sent_into_silence = 64;
 
 struct control_header {
   std::uint32_t body_bytes = 0;
@@ -51,34 +53,30 @@ struct hello_body {
   std::uint64_t fingerprint = 0;  ///< of the layout of the fragments
   std::uint32_t chunk_elements = 0;
   std::uint32_t mtu = 0;
-
-  friend bool operator==(const hello_body&, const hello_body&) = default;
 };
-
 static_assert(sizeof(hello_body) == 32);
 
 /// The most bytes that the body of a message may have: a reader takes memory for no more.
 class control_limits {
  public:
   /// Of a connection over which frames come that `takes` cuts, and go that `sends` cuts.
-  control_limits(const chunk_grid& takes, const chunk_grid& sends)
-      : begin_(
-            8 + lamina::detail::wire_header_bytes +
-            lamina::detail::padded_bitmap_bytes(takes.fragments().layers(), lamina::detail::most_user_bytes) +
-            8 * takes.chunks()),
-        list_(32 + sends.chunks() / 8 + 8 * sends.fragments().layers()) {}
+  control_limits(const chunk_grid& takes, const chunk_grid& sends) {
+    using namespace lamina::detail;
+    const std::size_t prefix =
+        wire_header_bytes + padded_bitmap_bytes(takes.fragments().layers(), most_user_bytes);
+    const std::size_t begin = 8 + prefix + 8 * takes.chunks();
+    const std::size_t list = 32 + sends.chunks() / 8 + 8 * sends.fragments().layers();
+    most_ = {0, sizeof(hello_body), begin, 12, 28, 4, list, list, most_abort_bytes, 0, 8, 8, 0, 0};
+  }
   explicit control_limits(const chunk_grid& grid) : control_limits(grid, grid) {}
 
   [[nodiscard]] std::size_t of(control_type type) const noexcept {
-    const std::array<std::size_t, 14> most = {0,     sizeof(hello_body), begin_, 12, 28, 4, list_,
-                                              list_, most_abort_bytes,   0,      8,  8,  0, 0};
     const auto index = static_cast<std::size_t>(type);
-    return index < most.size() ? most[index] : 0;
+    return index < most_.size() ? most_[index] : 0;
   }
 
  private:
-  std::size_t begin_;
-  std::size_t list_;  // of WANTED and STOP
+  std::array<std::size_t, 14> most_;  // by type
 };
 
 /// Header and body of a message, for who has read both.
@@ -313,7 +311,7 @@ inline begin_body read_begin(std::span<const std::byte> body, const chunk_grid& 
   begin.for_each_required([&](std::uint32_t fragment, std::uint32_t index) {
     const chunk each{fragment, index, 0};
     if (!grid.has(fragment, index)) error = errc::no_such_chunk;
-    if (last && !lies_before(*last, each) && !error) error = errc::bad_list;
+    if (last && *last >= each && !error) error = errc::bad_list;
     last = each;
   });
   return begin;

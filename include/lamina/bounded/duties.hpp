@@ -93,10 +93,10 @@ struct duty {
                         each.elements.data() + at * grid.element_bytes()});
     }
   }
-  std::ranges::sort(duties, [](const duty& a, const duty& b) { return lies_before(a.which, b.which); });
+  std::ranges::sort(duties, {}, &duty::which);
   // Not std::ranges::unique, whose subrange clang 14 cannot compile.
   const auto twice = std::unique(duties.begin(), duties.end(),
-                                 [](const duty& a, const duty& b) { return !lies_before(a.which, b.which); });
+                                 [](const duty& a, const duty& b) { return a.which == b.which; });
   duties.erase(twice, duties.end());
   return duties;
 }

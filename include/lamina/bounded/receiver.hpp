@@ -132,7 +132,6 @@ class bounded_receiver {
   static constexpr std::chrono::seconds longest_silence{10};
 
  private:
-  static constexpr std::uint32_t least_sent_into_silence = 64;
   // Of so many none: they all wait in a queue, or none will ever come.
   static constexpr instant quiet_of_silence = std::chrono::milliseconds(100);
 
@@ -232,9 +231,8 @@ class bounded_receiver {
     }
     if (state_ == receiver_state::frozen) return packet_fate::late;
     bad = check_sizes(header, datagram.size(), grid_);
-    if (!bad && !arrivals_.expects(header.fragment, header.chunk)) bad = errc::no_such_chunk;
-    if (!bad && ((header.flags & flag_repair) == 0) != arrivals_.is_in_frame(header.fragment))
-      bad = errc::no_such_chunk;
+    const bool is_repair = (header.flags & flag_repair) != 0;
+    if (!bad && !arrivals_.expects(header.fragment, header.chunk, is_repair)) bad = errc::no_such_chunk;
     ++counters_.hashed;
     if (!has_good_check(datagram, check_)) return packet_fate::bad_check;
     if (bad) {

@@ -320,8 +320,6 @@ class bounded_sender {
     return {};
   }
 
-  static constexpr std::uint32_t least_sent_into_silence = 64;
-
   chunk_grid grid_;
   sender_options options_;
   rate_control rate_;
