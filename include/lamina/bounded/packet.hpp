@@ -56,15 +56,13 @@ struct packet_header {
 static_assert(sizeof(packet_header) == packet_header_bytes && offsetof(packet_header, transfer) == 12 &&
               offsetof(packet_header, offset) == 32 && offsetof(packet_header, check) == 48);
 
-inline constexpr std::size_t packet_check_offset = offsetof(packet_header, check);
-
 /// Writes the header, with the check over it and the data, which lie in one piece or in two. Allocates nothing.
 inline std::array<std::byte, packet_header_bytes> write_packet_header(
     packet_header header, const std::array<std::span<const std::byte>, 2>& data,
     keyed_check& check) noexcept {
   auto bytes = std::bit_cast<std::array<std::byte, packet_header_bytes>>(header);
-  header.check = check.of({std::span(bytes).first(packet_check_offset), data[0], data[1]});
-  std::memcpy(bytes.data() + packet_check_offset, &header.check, sizeof header.check);
+  header.check = check.of({std::span(bytes).first(offsetof(packet_header, check)), data[0], data[1]});
+  std::memcpy(bytes.data() + offsetof(packet_header, check), &header.check, sizeof header.check);
   return bytes;
 }
 
@@ -77,12 +75,11 @@ inline packet_header read_packet_header(std::span<const std::byte> datagram,
   if (error) return header;
   std::memcpy(&header, datagram.data(), sizeof header);
   constexpr unsigned known_flags = flag_repair | flag_sent_before;
-  constexpr unsigned known_tags = 7;
   if (header.magic != packet_magic) {
     error = errc::bad_magic;
   } else if (header.version != packet_version) {
     error = errc::unsupported_version;
-  } else if ((header.flags & ~known_flags) != 0 || (header.tag & ~known_tags) != 0 || header.reserved != 0) {
+  } else if ((header.flags & ~known_flags) != 0 || header.tag > 7 || header.reserved != 0) {
     error = errc::nonzero_reserved;
   }
   return header;
@@ -103,8 +100,9 @@ inline std::error_code check_sizes(const packet_header& header, std::size_t data
 /// Whether the check holds for a datagram of at least 56 bytes: over its first 48 and all that follow the header.
 inline bool has_good_check(std::span<const std::byte> datagram, keyed_check& check) noexcept {
   std::uint64_t given = 0;
-  std::memcpy(&given, datagram.data() + packet_check_offset, sizeof given);
-  return given == check.of({datagram.first(packet_check_offset), datagram.subspan(packet_header_bytes)});
+  std::memcpy(&given, datagram.data() + offsetof(packet_header, check), sizeof given);
+  return given ==
+         check.of({datagram.first(offsetof(packet_header, check)), datagram.subspan(packet_header_bytes)});
 }
 
 /// A packet to send: its header, and where its elements lie.
