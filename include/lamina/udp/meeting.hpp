@@ -87,11 +87,7 @@ namespace detail {
 class meeting {
  public:
   meeting(int listener, std::span<const rank_addresses> all, const transport_options& options)
-      : listener_(listener),
-        all_(all),
-        options_(options),
-        seats_(options.peers.size()),
-        next_call_(options.peers.size()) {}
+      : listener_(listener), all_(all), options_(options), seats_(options.peers.size()) {}
 
   /// The connections in the order of the peers, which do not block. Throws error, naming the rank that cannot be reached or was started
   /// for another run, and peers_lost, naming those that did not come in time.
@@ -118,7 +114,7 @@ class meeting {
   // A HELLO is sent at once: who has not said it by then may have to leave.
   static constexpr std::chrono::milliseconds shortest_stay{250};
   static constexpr std::chrono::milliseconds longest_stay{5'000};
-  // Between calls to a rank that does not listen yet.
+  // Between calls to ranks that do not listen yet.
   static constexpr std::chrono::milliseconds recall{50};
 
   struct guest {
@@ -140,12 +136,13 @@ class meeting {
   }
 
   void call_missing() {
+    if (clock_now() < next_call_) return;
+    next_call_ = clock_now() + recall;
     for (std::size_t i = 0; i < seats_.size(); ++i) {
       const std::size_t rank = options_.peers[i].rank;
       const bool is_called =
           std::ranges::any_of(guests_, [&](const guest& each) { return each.called == i; });
-      if (rank >= options_.rank || seats_[i].is_open() || is_called || clock_now() < next_call_[i]) continue;
-      next_call_[i] = clock_now() + recall;
+      if (rank >= options_.rank || seats_[i].is_open() || is_called) continue;
       endpoint local = all_[options_.rank].control;
       local.port = 0;
       descriptor made(
@@ -272,7 +269,7 @@ class meeting {
   const transport_options& options_;
   std::list<guest> guests_;
   std::vector<descriptor> seats_;
-  std::vector<bounded::instant> next_call_;
+  bounded::instant next_call_{};
 };
 
 }  // namespace detail

@@ -96,7 +96,7 @@ class transport {
                                                   const bounded::frame_chunks& frame,
                                                   std::span<const bounded::obligations> owed = {},
                                                   bounded::instant within = bounded::never) {
-    lock held(mutex_);
+    std::unique_lock held(mutex_);
     const auto has_gone = [](const detail::peer& each) { return each.has_sent_frame(); };
     std::vector<std::optional<delivery>> sent(to.size());
     const auto collect = [&] {
@@ -133,7 +133,7 @@ class transport {
   /// One frame from each, in their order. What the last ones gave is gone.
   std::vector<arrival> receive_from_each(std::span<const std::size_t> from,
                                          bounded::instant within = bounded::never) {
-    lock held(mutex_);
+    std::unique_lock held(mutex_);
     for (const std::size_t rank : from) peer(rank).release(detail::clock_now());
     wait(held, from, "waiting for", within, true,
          [](const detail::peer& each) { return each.has_arrival(); });
@@ -155,7 +155,6 @@ class transport {
   }
 
  private:
-  using lock = std::unique_lock<std::mutex>;
   using sender = std::pair<endpoint, detail::peer*>;  // an address that packets come from
 
   // Before the control connections are looked at again.
@@ -196,8 +195,8 @@ class transport {
   // Sleeps until each of them is done or lost, or one is wrong; or one is lost, if nothing else is to be waited for then. Who is lost
   // meanwhile is what this ends with.
   template <class IsDone>
-  void wait(lock& held, std::span<const std::size_t> ranks, const char* doing, bounded::instant within,
-            bool ends_at_loss, IsDone is_done) {
+  void wait(std::unique_lock<std::mutex>& held, std::span<const std::size_t> ranks, const char* doing,
+            bounded::instant within, bool ends_at_loss, IsDone is_done) {
     const auto is_settled = [&] {
       bool are_all = true;
       for (const std::size_t rank : ranks) {
