@@ -48,9 +48,9 @@ tensors<T> rounding_gradients(std::mt19937& random, const lamina::layout& model)
 }
 
 template <class T>
-void add_to(tensors<T>& sum, const tensors<T>& addend) {
+void add_to(tensors<T>& sum, const tensors<T>& addend, T scale = 1) {
   for (std::size_t l = 0; l < sum.size(); ++l) {
-    for (std::size_t i = 0; i < sum[l].size(); ++i) sum[l][i] += addend[l][i];
+    for (std::size_t i = 0; i < sum[l].size(); ++i) sum[l][i] += scale * addend[l][i];
   }
 }
 

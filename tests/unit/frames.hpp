@@ -23,6 +23,10 @@ namespace lamina_test {
 inline constexpr std::array payload_types = {lamina::payload_type::as_is, lamina::payload_type::float16,
                                              lamina::payload_type::bfloat16, lamina::payload_type::int8,
                                              lamina::payload_type::int4};
+/// With that of gradients and updates only.
+inline constexpr std::array all_payload_types = {
+    lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
+    lamina::payload_type::int8,  lamina::payload_type::int4,    lamina::payload_type::ternary};
 /// Where the bits and the layers begin in a frame of at most 512 layers.
 inline constexpr std::size_t bitmap_at = 64;
 inline constexpr std::size_t payload_at = 128;
@@ -40,8 +44,8 @@ inline lamina::selection some_of(const lamina::layout& model, const std::vector<
 
 template <class T>
 bytes frame_of(const lamina::selection& sent, const tensors<T>& layers,
-               const lamina::frame_header& header = {}) {
-  lamina::frame_encoder<T> encoder(sent.model());
+               const lamina::frame_header& header = {}, std::uint32_t run = 0) {
+  lamina::frame_encoder<T> encoder(sent.model(), run);
   return encoder.encode(header, sent, [&](std::size_t l) { return std::span<const T>(layers[l]); })
       .to_bytes();
 }
