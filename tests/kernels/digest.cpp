@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "accumulate.hpp"
+#include "kernel_cases.hpp"
 #include "lamina/lamina.hpp"
 #include "placed.hpp"
 #include "signed_mean.hpp"
@@ -76,54 +77,6 @@ std::string name_of() {
          : std::is_same_v<G, lamina::float16> ? "float16"
                                               : "bfloat16";
 }
-template <class G>
-using computed_type = std::conditional_t<lamina::half_element<G>, float, G>;
-
-enum class kind { fractions, integers, denormals, negative_zeros, huge, tiny, alternating };
-constexpr std::array kinds = {kind::fractions, kind::integers, kind::denormals,  kind::negative_zeros,
-                              kind::huge,      kind::tiny,     kind::alternating};
-
-// Integers of the mantissa's width times powers of two, since what rounds here may be fused. 2^13 of them can be added.
-template <class T>
-T number_of(kind of, std::mt19937& random) {
-  using limits = std::numeric_limits<T>;
-  std::int64_t integer = static_cast<std::int32_t>(random()) / 256;
-  if (sizeof(T) == 8) integer = integer * (1 << 28) + static_cast<std::int64_t>(random() % (1U << 28U));
-  const int spread = static_cast<int>(random() % 12);
-  const auto scaled = [&](int exponent) { return std::ldexp(static_cast<T>(integer), exponent); };
-  switch (of) {
-    case kind::integers:
-      return static_cast<T>(integer % 1000);
-    case kind::denormals:
-      return std::ldexp(static_cast<T>(integer % (1 << 20)), limits::min_exponent - limits::digits);
-    case kind::negative_zeros:
-      return -T(0);
-    case kind::huge:
-      return scaled(limits::max_exponent - limits::digits - 15);
-    case kind::tiny:
-      return scaled(limits::min_exponent);
-    default:
-      return scaled(spread - limits::digits - 3);
-  }
-}
-
-template <class G>
-std::vector<G> numbers(kind of, std::mt19937& random, std::size_t count) {
-  std::vector<G> all;
-  for (std::size_t i = 0; i < count; ++i) {
-    auto number = number_of<computed_type<G>>(of, random);
-    if (of == kind::alternating) number = i % 2 == 0 ? std::abs(number) : -std::abs(number);
-    if constexpr (lamina::half_element<G>) {
-      all.push_back(lamina::saturating_round<G>(number));
-      // The denormals of float are zeros of float16, which has its own.
-      if (of == kind::denormals) all.back().bits = static_cast<std::uint16_t>(random() & 0x807fU);
-    } else {
-      all.push_back(number);
-    }
-  }
-  return all;
-}
-
 // Each length up to some rows with each misalignment, of one kind or another; and around a block and two.
 template <class G>
 void for_each_case(const auto& visit) {

@@ -4,17 +4,16 @@
 #include "lamina/residual.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <deque>
 #include <limits>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "accumulate.hpp"
 #include "catch.hpp"
+#include "executions.hpp"
 #include "kernel_cases.hpp"
 #include "residual_cases.hpp"
 #include "support.hpp"
@@ -82,7 +81,7 @@ TEMPLATE_TEST_CASE("residual: a gradient is added, and the value is that of the 
       std::array<std::vector<T>, 3> sums = {std::vector<T>(length)};
       std::vector<T> velocity(length);
       for (std::size_t k = 0; k < 2; ++k) {
-        gradients[k] = values_of<G>(of, random, length);
+        gradients[k] = numbers<G>(of, random, length);
         sums[k + 1] = sums[k];
         REQUIRE(literal_add(sums[k + 1], velocity, widened<T>(gradients[k], scale), momentum) == 0);
       }
@@ -105,103 +104,13 @@ TEMPLATE_TEST_CASE("residual: a gradient is added, and the value is that of the 
       check(2, lamina::l2_norm{});
       if constexpr (std::is_same_v<T, G>) {
         check(1, lamina::l1_norm{});
-        check(4, lamina::max_abs{});
-        check(5, signed_mean{});
+        check(3, lamina::max_abs{});
+        check(4, signed_mean{});
       }
       REQUIRE(same_bits(residual[0], std::vector<T>(offset)));  // nothing is written beyond the layer
       REQUIRE(same_bits(residual[2], std::vector<T>(7)));
     }
   }
-}
-
-TEMPLATE_TEST_CASE("residual: subtract takes out what a payload says, and the velocity whole", "", float,
-                   double) {
-  std::mt19937 random(505);
-  const std::size_t length = 2 * 4096 + 70;
-  for (const auto type :
-       {lamina::payload_type::float16, lamina::payload_type::bfloat16, lamina::payload_type::int8,
-        lamina::payload_type::int4, lamina::payload_type::ternary}) {
-    lamina::residual_accumulator<TestType> residual(model_of({3, length, 2}), {.momentum = 0.5});
-    const std::vector<TestType> ones(3, TestType(1));
-    accumulate(residual, 0, ones);
-    accumulate(residual, 1, random_fractions<TestType>(random, length));
-    std::vector<TestType> expected = copy_of(residual[1]);
-    std::vector<std::byte> wire(lamina::payload_bytes<TestType>(type, length));
-    lamina::detail::encode_payload(type, residual[1], wire.data());
-    std::vector<TestType> sent(length);
-    lamina::detail::decode_payload<TestType>(type, wire.data(), length, 0, sent);
-    residual.subtract(1, type);
-    for (std::size_t i = 0; i < length; ++i) expected[i] -= sent[i];
-    CHECK(same_bits(residual[1], expected));
-    CHECK(same_bits(residual.velocity().subspan(3, length), std::vector<TestType>(length)));
-    CHECK(same_bits(residual.velocity().first(3), ones));
-    // What stays counts when the next gradient comes.
-    const auto gradient = random_fractions<TestType>(random, length);
-    accumulate(residual, 1, gradient);
-    for (std::size_t i = 0; i < length; ++i) expected[i] += gradient[i];
-    CHECK(same_bits(residual[1], expected));
-  }
-}
-
-TEMPLATE_TEST_CASE("residual: refuses what would not be finite and nothing else, small and huge by turns", "",
-                   float, double) {
-  const double momentum = GENERATE(0.0, 0.5, 0.9, 0.99);
-  const TestType most_small =
-      std::nextafter(sizeof(TestType) == 4 ? TestType(0x1p100F) : TestType(0x1p990), TestType(0));
-  std::mt19937 random(507);
-  int refused = 0;
-  int accepted = 0;
-  for (int run = 0; run < 200; ++run) {
-    CAPTURE(momentum, run);
-    lamina::residual_accumulator<TestType> whole(model_of({3}), {.momentum = momentum});
-    lamina::residual_accumulator<TestType> each(model_of({3}),
-                                                with_check(lamina::non_finite::skip, momentum));
-    std::vector<TestType> a(3);
-    std::vector<TestType> u(3);
-    std::vector<TestType> each_a(3);
-    std::vector<TestType> each_u(3);
-    std::size_t left_out = 0;
-    for (int step = 0; step < 40; ++step) {
-      const bool huge = random() % 3 == 0;
-      std::vector<TestType> gradient(3);
-      for (TestType& element : gradient) {
-        const TestType share = static_cast<TestType>(below(random, 9)) / 8;
-        element = (huge ? largest<TestType> : most_small) * (random() % 2 == 0 ? share : -share);
-        if (random() % 64 == 0) element = random() % 2 == 0 ? nan_value<TestType> : infinity<TestType>;
-      }
-      whole.begin_step();
-      each.begin_step();
-      auto new_a = a;
-      auto new_u = u;
-      if (literal_add(new_a, new_u, gradient, momentum) == 0) {
-        ++accepted;
-        REQUIRE_NOTHROW(accumulate(whole, 0, gradient));
-        a = new_a;
-        u = new_u;
-      } else {
-        ++refused;
-        REQUIRE_THROWS_AS(accumulate(whole, 0, gradient), lamina::non_finite_gradient);
-        REQUIRE(worst_distance<TestType>(whole[0], a) <= 1.001);
-        a = copy_of(whole[0]);
-        if (momentum > 0) u = copy_of(whole.velocity());
-      }
-      accumulate(each, 0, gradient);
-      left_out += literal_add(each_a, each_u, gradient, momentum);
-      REQUIRE(each.left_out_elements() == left_out);
-      REQUIRE(same_bits(whole[0], a));
-      REQUIRE(same_bits(each[0], each_a));
-      if (momentum > 0) REQUIRE(same_bits(whole.velocity(), u));
-      if (momentum > 0) REQUIRE(same_bits(each.velocity(), each_u));
-      if (random() % 16 == 0) {
-        whole.clear(0);
-        each.clear(0);
-        for (auto* values : {&a, &u, &each_a, &each_u}) values->assign(3, TestType(0));
-      }
-    }
-    REQUIRE(whole.left_out_elements() == 0);
-  }
-  CHECK(refused > 100);
-  CHECK(accepted > 100);
 }
 
 TEST_CASE("residual: every element of a block may be left out, and none is counted twice") {
@@ -212,88 +121,35 @@ TEST_CASE("residual: every element of a block may be left out, and none is count
   CHECK(residual.left_out_elements() == 4096 + 5 + 10);
 }
 
-TEMPLATE_TEST_CASE("residual: zeros at first, n_l of them, from the start of a cache line", "", float,
-                   double) {
+TEST_CASE("residual: zeros at first, n_l of them, from the start of a cache line") {
   const lamina::layout model = model_of({3, 0, 5000});
-  const lamina::residual_accumulator<TestType> residual(model);
-  for (std::size_t l = 0; l < 3; ++l) {
-    CHECK(same_bits(residual[l], std::vector<TestType>(model.sizes()[l], TestType(0))));
-  }
+  const lamina::residual_accumulator<float> residual(model);
+  CHECK(same_bits(residual.elements(), std::vector<float>(5003)));
   CHECK(reinterpret_cast<std::uintptr_t>(residual[0].data()) % 64 == 0);
   CHECK(residual[2].data() == residual[0].data() + 3);
-  CHECK(residual.model().fingerprint() == model.fingerprint());
-}
-
-TEMPLATE_TEST_CASE("residual: a wrong layer or size is refused with both sizes, and nothing changes", "",
-                   float, double) {
-  const lamina::layout model({{"weight", {2, 3}}, {"bias", {2}}});
-  lamina::residual_accumulator<TestType> residual(model);
-  accumulate(residual, 0, std::vector<TestType>(6, TestType(1)));
-  const auto before = copy_of(residual[0]);
-  const auto wrong_size = [&] { accumulate(residual, 0, std::vector<TestType>(5, TestType(1))); };
-  const std::string message = message_of<std::invalid_argument>(wrong_size);
-  CHECK(contains(message, "'weight'"));
-  CHECK(contains(message, "[2, 3]"));
-  CHECK(contains(message, "6 elements"));
-  CHECK(contains(message, "5 elements"));
-  CHECK_THROWS_AS(accumulate(residual, 2, std::vector<TestType>(2)), std::out_of_range);
-  CHECK_THROWS_AS(residual[2], std::out_of_range);
-  CHECK_THROWS_AS(residual.clear(2), std::out_of_range);
-  CHECK(same_bits(residual[0], before));
 }
 
 namespace {
-
-// Runs the tasks in `threads` threads, whichever thread comes first.
-auto in_threads(std::size_t threads) {
-  return [threads](std::size_t tasks, auto&& work) {
-    std::atomic<std::size_t> next{0};
-    const auto take_tasks = [&] {
-      for (std::size_t i = next++; i < tasks; i = next++) work(i);
-    };
-    std::vector<std::thread> others;
-    for (std::size_t t = 1; t < threads; ++t) others.emplace_back(take_tasks);
-    take_tasks();
-    for (std::thread& each : others) each.join();
-  };
-}
-
-constexpr auto in_reverse = [](std::size_t tasks, auto&& work) {
-  for (std::size_t i = tasks; i-- > 0;) work(i);
-};
 
 constexpr std::size_t task_elements = std::size_t{32} * 4096;
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("residual: an execution gets tasks of 32 blocks, and none for a layer of one", "", float,
-                   double) {
+TEST_CASE("residual: an execution gets tasks of 32 blocks, and none for a layer of one") {
   struct row {
     std::size_t elements, tasks;
   };
   for (const row each : {row{0, 0}, row{1, 0}, row{task_elements, 0}, row{task_elements + 1, 2},
                          row{2 * task_elements, 2}, row{2 * task_elements + 1, 3}}) {
-    lamina::residual_accumulator<TestType> residual(model_of({each.elements}),
-                                                    with_check(lamina::non_finite::skip));
-    std::vector<std::size_t> calls;
+    lamina::residual_accumulator<float> residual(model_of({each.elements}));
+    std::size_t calls = 0;
     const auto note = [&](std::size_t tasks, auto&& work) {
-      calls.push_back(tasks);
+      calls += tasks;
       for (std::size_t i = 0; i < tasks; ++i) work(i);
     };
-    const std::vector<TestType> ones(each.elements, TestType(1));
-    accumulate(residual, 0, ones, lamina::mean_abs{}, note);
-    CHECK(calls == (each.tasks == 0 ? std::vector<std::size_t>{} : std::vector<std::size_t>{each.tasks}));
-    CHECK(same_bits(residual[0], ones));
+    accumulate(residual, 0, std::vector<float>(each.elements), lamina::mean_abs{}, note);
+    CHECK(calls == each.tasks);
   }
-}
-
-TEST_CASE("residual: a momentum below 0 or from 1 on is refused, 0 keeps no velocity") {
-  for (const double momentum : {-0.1, 1.0, 1.5, nan_value<double>, infinity<double>, -infinity<double>}) {
-    const auto build = [&] { lamina::residual_accumulator<float>(model_of({1}), {.momentum = momentum}); };
-    CHECK(contains(message_of<std::invalid_argument>(build), "momentum"));
-  }
-  CHECK(lamina::residual_accumulator<float>(model_of({7})).velocity().empty());
-  CHECK(lamina::residual_accumulator<float>(model_of({7}), {.momentum = 0.5}).velocity().size() == 7);
 }
 
 TEMPLATE_TEST_CASE("residual: layers at once give bitwise what they give one by one, with any execution", "",
@@ -337,7 +193,7 @@ TEMPLATE_TEST_CASE("residual: layers at once give bitwise what they give one by 
         REQUIRE(residual.left_out_elements() == one_by_one.left_out_elements());
         residual.clear(4);
       };
-      for (std::size_t k = 0; k < 4; ++k) require_same(k, in_threads(std::array{1, 2, 7, 64}[k]));
+      for (std::size_t k = 0; k < 4; ++k) require_same(k, in_threads_of(std::array{1, 2, 7, 64}[k]));
       require_same(4, in_reverse);
       one_by_one.clear(4);
     }
@@ -345,18 +201,18 @@ TEMPLATE_TEST_CASE("residual: layers at once give bitwise what they give one by 
   }
 }
 
-TEMPLATE_TEST_CASE("residual: of layers at once none is added if one of them is refused", "", float, double) {
+TEST_CASE("residual: of layers at once none is added if one of them is refused") {
   const lamina::layout model({{"a", {2}}, {"b", {3}}, {"c", {1}}});
   const double momentum = GENERATE(0.0, 0.5);
-  lamina::residual_accumulator<TestType> residual(model, {.momentum = momentum});
-  accumulate(residual, 1, std::vector<TestType>{1, TestType(0.5) * largest<TestType>, 2});
+  lamina::residual_accumulator<float> residual(model, {.momentum = momentum});
+  accumulate(residual, 1, std::vector<float>{1, 0.5F * largest<float>, 2});
   const auto elements = copy_of(residual.elements());
   const auto velocity = copy_of(residual.velocity());
-  using gradients = std::vector<std::vector<TestType>>;
+  using gradients = std::vector<std::vector<float>>;
   const auto add = [&](const gradients& from, std::span<double> to) {
     return residual.accumulate(
-        0, 3,
-        [&](std::size_t layer, const auto& visitor) { visitor(std::span<const TestType>(from[layer])); }, to);
+        0, 3, [&](std::size_t layer, const auto& visitor) { visitor(std::span<const float>(from[layer])); },
+        to);
   };
   const std::vector<double> untouched(3, -1);
   std::vector<double> values = untouched;
@@ -367,11 +223,10 @@ TEMPLATE_TEST_CASE("residual: of layers at once none is added if one of them is 
     CHECK(values == untouched);
     return layer.value_or(99);
   };
-  const TestType large = TestType(0.75) * largest<TestType>;
   for (int again = 0; again < 3; ++again) {  // what was refused leaves no trace in the limits either
-    CHECK(refused({{1, 2}, {3, 4, 5}, {nan_value<TestType>}}) == 2);
-    CHECK(refused({{1, -infinity<TestType>}, {3, 4, 5}, {6}}) == 0);
-    CHECK(refused({{largest<TestType>, 1}, {3, large, 5}, {6}}) == 1);
+    CHECK(refused({{1, 2}, {3, 4, 5}, {nan_value<float>}}) == 2);
+    CHECK(refused({{1, -infinity<float>}, {3, 4, 5}, {6}}) == 0);
+    CHECK(refused({{largest<float>, 1}, {3, 0.75F * largest<float>, 5}, {6}}) == 1);
   }
   const auto message = [](const auto& call) { return message_of<std::invalid_argument>(call); };
   CHECK(contains(message([&] { refused({{1, 2}, {3, 4, 5}, {6, 7}}); }), "'c'"));
@@ -381,57 +236,42 @@ TEMPLATE_TEST_CASE("residual: of layers at once none is added if one of them is 
                  "2 values of 3 layers"));
   const auto nothing = [](std::size_t, const auto&) {};
   CHECK_THROWS_AS(residual.accumulate(4, 4, nothing, std::span<double>()), std::out_of_range);
-  CHECK_THROWS_AS(residual.accumulate(2, 1, nothing, std::span<double>()), std::out_of_range);
   CHECK_FALSE(residual.accumulate(0, 3, nothing, std::span(values)));
   CHECK_FALSE(residual.was_given(0));
-  CHECK_FALSE(add({{largest<TestType> / 2, 2}, {3, 4, 5}, {6}}, values));
+  CHECK_FALSE(add({{largest<float> / 2, 2}, {3, 4, 5}, {6}}, values));
   CHECK(residual[2][0] == 6);
   CHECK(values[2] == 6);
 }
 
-TEMPLATE_TEST_CASE("residual: restore puts back what was saved; NaN, infinity and wrong sizes are refused",
-                   "", float, double) {
+TEST_CASE("residual: restore puts back what was saved; NaN, infinity and wrong sizes are refused") {
   const lamina::layout model = model_of({2, 0, 3});
-  lamina::residual_accumulator<TestType> residual(model, {.momentum = 0.5});
-  accumulate(residual, 0, std::vector<TestType>{1, 2});
-  accumulate(residual, 2, std::vector<TestType>{3, 4, 5});
+  lamina::residual_accumulator<float> residual(model, {.momentum = 0.5});
+  accumulate(residual, 0, std::vector<float>{1, 2});
   const auto elements = copy_of(residual.elements());
   const auto velocity = copy_of(residual.velocity());
-  using values = std::vector<TestType>;
-  const values good = {1, -2, 3, TestType(0.75) * largest<TestType>, -TestType(0)};
+  using values = std::vector<float>;
+  const values good = {1, -2, 3, 0.75F * largest<float>, -0.0F};
   const auto refuses = [&](const values& a, const values& u) {
     CHECK_THROWS_AS(residual.restore(a, u), std::invalid_argument);
     CHECK(same_bits(residual.elements(), elements));
     CHECK(same_bits(residual.velocity(), velocity));
   };
-  refuses({}, {});
   refuses({1, 2, 3, 4}, good);
   refuses({1, 2, 3, 4, 5, 6}, good);
   refuses(good, {});
-  refuses(good, {1, 2, 3, 4});
-  for (const TestType bad : {nan_value<TestType>, infinity<TestType>, -infinity<TestType>}) {
-    for (std::size_t place = 0; place < 5; ++place) {
-      values broken(5, TestType(1));
-      broken[place] = bad;
-      refuses(broken, good);
-      refuses(good, broken);
-    }
+  for (const float bad : {nan_value<float>, infinity<float>, -infinity<float>}) {
+    refuses({1, 1, 1, 1, bad}, good);
+    refuses(good, {bad, 1, 1, 1, 1});
   }
   const values u = {5, 6, 7, 8, 9};
   residual.restore(good, u);
   CHECK(same_bits(residual.elements(), good));
   CHECK(same_bits(residual.velocity(), u));
-  CHECK(residual.left_out_elements() == 0);
   // Restored numbers count when the next gradient comes, in size and in sum.
   residual.begin_step();
-  CHECK_THROWS_AS(accumulate(residual, 2, values{0, largest<TestType> / 2, 0}), lamina::non_finite_gradient);
+  CHECK_THROWS_AS(accumulate(residual, 2, values{0, largest<float> / 2, 0}), lamina::non_finite_gradient);
   accumulate(residual, 0, values{1, 1});
   CHECK(same_bits(residual[0], values{1 + 3.5, -2 + 4}));
-
-  lamina::residual_accumulator<TestType> plain(model);
-  CHECK_THROWS_AS(plain.restore(good, u), std::invalid_argument);
-  CHECK_NOTHROW(plain.restore(good, {}));
-  CHECK(same_bits(plain.elements(), good));
 }
 
 }  // namespace lamina_test::residual_test

@@ -2,7 +2,6 @@
 // Built with -ffast-math, where a compiler takes NaN and infinity for impossible: what must not reach the residual is
 // refused all the same. A program of its own, since a test framework does not expect that flag either.
 #include <algorithm>
-#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "accumulate.hpp"
+#include "special_numbers.hpp"
 #include "support.hpp"
 
 #if !defined(__FAST_MATH__)
@@ -21,6 +21,8 @@
 namespace {
 
 using lamina_test::accumulate;
+using lamina_test::number;
+using lamina_test::special;
 using lamina_test::throws;
 
 int failures = 0;
@@ -30,42 +32,6 @@ void check(bool holds, const char* what, std::size_t place = 0) {
   std::fprintf(stderr, "fast_math: %s (%zu)\n", what, place);
   ++failures;
 }
-
-// Numbers by their bits, out of the optimiser's sight.
-template <class To, class Bits>
-To number(Bits bits) {
-  volatile Bits hidden = bits;
-  const Bits seen = hidden;
-  return std::bit_cast<To>(seen);
-}
-
-template <class G>
-struct special;
-template <>
-struct special<float> {
-  static float one() { return 1; }
-  static std::vector<float> bad() {
-    return {number<float>(0x7fc00000U), number<float>(0x7f800000U), number<float>(0xff800000U)};
-  }
-};
-template <>
-struct special<double> {
-  static double one() { return 1; }
-  static std::vector<double> bad() {
-    return {number<double>(0x7ff8000000000000U), number<double>(0x7ff0000000000000U),
-            number<double>(0xfff0000000000000U)};
-  }
-};
-template <>
-struct special<lamina::float16> {
-  static lamina::float16 one() { return {0x3c00}; }
-  static std::vector<lamina::float16> bad() { return {{0x7e00}, {0x7c00}, {0xfc00}}; }
-};
-template <>
-struct special<lamina::bfloat16> {
-  static lamina::bfloat16 one() { return {0x3f80}; }
-  static std::vector<lamina::bfloat16> bad() { return {{0x7fc0}, {0x7f80}, {0xff80}}; }
-};
 
 template <class T>
 bool holds(std::span<const T> elements, T value) {
