@@ -36,11 +36,10 @@ template <class T, class Worker = lamina::worker<T>>
 struct cluster {
   /// make_worker(model, rank) gives a Worker.
   template <class MakeWorker>
-  cluster(const lamina::layout& of_model, std::size_t workers, T rate, const MakeWorker& make_worker,
-          bool asynchronous = false)
+  cluster(const lamina::layout& of_model, std::size_t workers, T rate, const MakeWorker& make_worker)
       : model(of_model),
         learning_rate(rate),
-        server(model, {.workers = workers, .asynchronous = asynchronous}),
+        server(model, {.workers = workers}),
         parameters(zeros_like<T>(model)),
         computed(workers, zeros_like<T>(model)),
         sent(workers, zeros_like<T>(model)),
@@ -63,12 +62,10 @@ struct cluster {
     send_all(gradients);
     for (std::size_t k = 0; k < workers(); ++k) {
       const std::size_t w = (k + steps_) % workers();  // the order of arrival differs from step to step
-      if (frames[w].empty()) continue;
       receive<T>(sent[w], frames[w], model);
       if (const auto error = server.add(frames[w])) throw std::system_error(error);
     }
     ++steps_;
-    if (!server.complete()) return;
     const lamina::selection arrived = server.arrived();
     server.update([&](std::size_t l, std::size_t begin, std::span<const T> mean) {
       if (update) return update(l, begin, mean);
@@ -91,19 +88,17 @@ struct cluster {
   const T learning_rate;
   std::vector<Worker> worker;
   lamina::server<T> server;
-  tensors<T> parameters;                     // the server's
-  std::vector<tensors<T>> replica;           // what each worker holds
-  std::vector<tensors<T>> computed;          // sum of the gradients of each worker
-  std::vector<tensors<T>> sent;              // sum of what each worker sent
-  std::vector<bytes> frames;                 // empty of a worker whose step failed
+  tensors<T> parameters;             // the server's
+  std::vector<tensors<T>> replica;   // what each worker holds
+  std::vector<tensors<T>> computed;  // sum of the gradients of each worker
+  std::vector<tensors<T>> sent;      // sum of what each worker sent
+  std::vector<bytes> frames;
   std::vector<std::vector<double>> decided;  // the values that each worker's last selection was made by
   std::size_t published = 0;                 // elements of the last reply
   /// The optimizer, if it is not plain SGD; and what a wrong one does to layers that nobody sent.
   std::function<void(std::size_t layer, std::size_t begin, std::span<const T> mean)> update;
   std::function<void(std::size_t layer)> update_untouched;
   selects how = selects::alone;
-  /// Whether a worker's frame of this step is lost, and the step let go. For an asynchronous server, which does not wait for it.
-  std::function<bool()> fails;
 
  private:
   void send_all(const std::vector<tensors<T>>& gradients) {
@@ -126,11 +121,7 @@ struct cluster {
       }
       for (std::size_t w = 0; w < workers(); ++w) {
         frames[w] = steps[w].frame().to_bytes();
-        if (fails && fails()) {
-          frames[w].clear();
-        } else {
-          steps[w].commit();
-        }
+        steps[w].commit();
       }
     }
   }

@@ -98,100 +98,80 @@ TEMPLATE_TEST_CASE("codec: random selections come back bitwise, in every payload
   }
 }
 
-TEMPLATE_TEST_CASE("codec: the segments are the header and then the layers where they lie", "", float,
-                   double) {
+TEST_CASE("codec: the segments are the header and then the layers where they lie") {
   std::mt19937 random(42);
   const lamina::layout model = random_model(random);
-  const auto values = rounding_gradients<TestType>(random, model);
+  const auto values = rounding_gradients<float>(random, model);
   const lamina::selection chosen = everything(model);
-  lamina::frame_encoder<TestType> encoder(model);
-  std::vector<std::size_t> asked;
+  lamina::frame_encoder<float> encoder(model);
   const auto& frame = encoder.encode(
-      {}, chosen, [&](std::size_t l) -> const auto& {
-        asked.push_back(l);
-        return values[l];
-      });
+      {}, chosen, [&](std::size_t l) -> const auto& { return values[l]; });
   const auto segments = frame.segments();
   REQUIRE(segments.size() == 1 + chosen.sent_layers());
-  REQUIRE(asked.size() == chosen.sent_layers());
-  REQUIRE(std::ranges::is_sorted(asked));
-  bytes joined(segments[0].begin(), segments[0].end());
-  for (std::size_t s = 1; s < segments.size(); ++s) {
-    REQUIRE(segments[s].data() == reinterpret_cast<const std::byte*>(values[asked[s - 1]].data()));
-    joined.insert(joined.end(), segments[s].begin(), segments[s].end());
-  }
-  CHECK(joined == frame.to_bytes());
-  bytes copy(frame.size_bytes());
-  frame.copy_to(copy);
-  CHECK(copy == joined);
-  for (const std::size_t size : {std::size_t{0}, copy.size() - 1, copy.size() + 1}) {
+  std::size_t s = 1;
+  for (const std::size_t l : chosen.sent())
+    CHECK(segments[s++].data() == reinterpret_cast<const std::byte*>(values[l].data()));
+  for (const std::size_t size : {std::size_t{0}, frame.size_bytes() - 1, frame.size_bytes() + 1}) {
     bytes other(size, std::byte{0x55});
     const std::string message = message_of<std::invalid_argument>([&] { frame.copy_to(other); });
-    CHECK(contains(message, std::to_string(copy.size()) + " bytes"));
+    CHECK(contains(message, std::to_string(frame.size_bytes()) + " bytes"));
     CHECK(contains(message, std::to_string(size)));
     CHECK(other == bytes(size, std::byte{0x55}));
   }
 }
 
-TEMPLATE_TEST_CASE("codec: a frame has no checksum where the encoder is told so, and the next one has", "",
-                   float, double) {
-  const small_frame<TestType> small;
-  lamina::frame_encoder<TestType> encoder(small.model);
+TEST_CASE("codec: a frame has no checksum where the encoder is told so, and the next one has") {
+  const small_frame<float> small;
+  lamina::frame_encoder<float> encoder(small.model);
   const auto encoded = [&](lamina::frame_checksum which) {
-    const auto layer = [&](std::size_t l) { return std::span<const TestType>(small.values[l]); };
+    const auto layer = [&](std::size_t l) { return std::span<const float>(small.values[l]); };
     return encoder.encode({.step = 7, .sender = 3, .checksum = which}, small.sent, layer).to_bytes();
   };
   CHECK(encoded(lamina::frame_checksum::none) == without_checksum(small.frame));
   CHECK(encoded(lamina::frame_checksum::xxh3) == small.frame);
-  CHECK(sealed(small.frame) == small.frame);
 }
 
-TEMPLATE_TEST_CASE("codec: a wrong size or layer is refused by restore and apply_to, and nothing is written",
-                   "", float, double) {
-  const small_frame<TestType> small;
-  const auto view = lamina::decode<TestType>(small.frame, small.model);
-  for (const std::size_t wrong : {0, 2, 5}) {
-    for (const std::size_t l : {0, 1}) {
-      std::vector<TestType> out(wrong, TestType(5));
-      for (const auto& message : {message_of<std::invalid_argument>([&] { view.restore(l, out); }),
-                                  message_of<std::invalid_argument>([&] { view.apply_to(l, out); })}) {
-        CHECK(contains(message, "layer" + std::to_string(l)));
-        CHECK(contains(message, std::to_string(wrong) + " elements"));
-        CHECK(contains(message, l == 0 ? "3 elements" : "4 elements"));
-        CHECK(out == std::vector<TestType>(wrong, TestType(5)));
-      }
+TEST_CASE("codec: a wrong size or layer is refused by restore and apply_to, and nothing is written") {
+  const small_frame<float> small;
+  const auto view = lamina::decode<float>(small.frame, small.model);
+  for (const std::size_t l : {0, 1}) {
+    std::vector<float> out(2, 5);
+    for (const auto& message : {message_of<std::invalid_argument>([&] { view.restore(l, out); }),
+                                message_of<std::invalid_argument>([&] { view.apply_to(l, out); })}) {
+      CHECK(contains(message, "layer" + std::to_string(l)));
+      CHECK(contains(message, "2 elements"));
+      CHECK(contains(message, l == 0 ? "3 elements" : "4 elements"));
+      CHECK(out == std::vector<float>(2, 5));
     }
   }
-  std::vector<TestType> out(3, TestType(5));
-  CHECK_THROWS_AS(view.restore(4, out), std::out_of_range);
-  CHECK_THROWS_AS(view.apply_to(4, out), std::out_of_range);
-  CHECK_THROWS_AS(view.is_dropped(4), std::out_of_range);
-  CHECK_THROWS_AS(view.layer(4), std::out_of_range);
-  CHECK_THROWS_AS(view.bytes_of(4), std::out_of_range);
-  const lamina::frame_view<TestType> none;
-  CHECK_THROWS_AS(none.is_dropped(0), std::out_of_range);
-  CHECK_THROWS_AS(none.layer(0), std::out_of_range);
-  CHECK(out == std::vector<TestType>(3, TestType(5)));
+  const lamina::frame_view<float> none;
+  std::vector<float> out(3, 5);
+  for (const auto& [of, beyond] : {std::pair(&view, 4), std::pair(&none, 0)}) {
+    CHECK_THROWS_AS(of->restore(beyond, out), std::out_of_range);
+    CHECK_THROWS_AS(of->apply_to(beyond, out), std::out_of_range);
+    CHECK_THROWS_AS(of->is_dropped(beyond), std::out_of_range);
+    CHECK_THROWS_AS(of->layer(beyond), std::out_of_range);
+    CHECK_THROWS_AS(of->bytes_of(beyond), std::out_of_range);
+  }
+  CHECK(out == std::vector<float>(3, 5));
 }
 
-TEMPLATE_TEST_CASE(
-    "codec: any stretch of a layer is read or walked, integers from the beginning of a block, and no other",
-    "", float, double) {
+TEST_CASE("codec: any stretch of a layer is read, integers from the beginning of a block, and no other") {
   std::mt19937 random(318);
   const std::size_t elements = 4096 + 200;
   const lamina::layout model = model_of({5, elements, 10});
-  const auto layers = uneven_fractions<TestType>(random, model);
+  const auto layers = uneven_fractions<float>(random, model);
   for (const payload_type type : payload_types) {
     CAPTURE(static_cast<int>(type));
     const bytes frame = frame_of(some_of(model, {0, 1}), layers, {.payload = type});
-    const auto view = lamina::decode<TestType>(frame, model);
-    std::vector<TestType> whole(elements);
+    const auto view = lamina::decode<float>(frame, model);
+    std::vector<float> whole(elements);
     view.restore(1, whole);
     const auto refused = [&](std::size_t layer, std::size_t begin, std::size_t count) {
-      std::vector<TestType> some(count, TestType(-1));
+      std::vector<float> some(count, -1);
       CHECK_THROWS_AS(view.copy(layer, begin, some), std::out_of_range);
       CHECK_THROWS_AS(view.read(layer, begin, some), std::out_of_range);
-      CHECK(same_bits(some, std::vector<TestType>(count, TestType(-1))));
+      CHECK(same_bits(some, std::vector<float>(count, -1)));
     };
     for (const std::size_t begin : {0, 1, 63, 64, 4096, 4096 + 192, 4096 + 199}) {
       for (const std::size_t count : {0, 1, 63, 64, 65, 104, 200}) {
@@ -199,71 +179,48 @@ TEMPLATE_TEST_CASE(
           refused(1, begin, count);
           continue;
         }
-        std::vector<TestType> buffer(count);
-        const std::span<const TestType> read = view.read(1, begin, buffer);
+        std::vector<float> buffer(count);
+        const std::span<const float> read = view.read(1, begin, buffer);
         CHECK(same_bits(read, std::span(whole).subspan(begin, count)));
         CHECK(read.data() == (type == payload_type::as_is ? view.layer(1).data() + begin : buffer.data()));
-        std::vector<TestType> some(count);
-        view.copy(1, begin, some);
-        CHECK(same_bits(some, read));
       }
     }
-    refused(1, 4352, 1);  // beyond the end
     refused(1, std::size_t{0} - 64, 1);
-    refused(0, 0, 6);
     refused(2, 0, 1);  // dropped
     refused(3, 0, 1);  // no such layer
-
-    std::vector<TestType> walked;
-    view.for_each_block(1, [&](std::size_t begin, std::span<const TestType> block) {
-      REQUIRE(begin == walked.size());
-      REQUIRE(block.size() == std::min<std::size_t>(4096, elements - begin));
-      if (type == payload_type::as_is) REQUIRE(block.data() == view.layer(1).data() + begin);
-      walked.insert(walked.end(), block.begin(), block.end());
-    });
-    REQUIRE(same_bits(walked, whole));
-    const auto fail = [](std::size_t, std::span<const TestType>) { FAIL("it was dropped"); };
-    view.for_each_block(2, fail);
-    CHECK_THROWS_AS(view.for_each_block(3, fail), std::out_of_range);
   }
 }
 
-TEMPLATE_TEST_CASE("codec: of a frame that arrived in part restore writes what did, and nothing else", "",
-                   float, double) {
+TEST_CASE("codec: of a frame that arrived in part restore writes what did, and nothing else") {
   const lamina::layout model = model_of({200, 7, 130});
-  const tensors<TestType> values = {std::vector<TestType>(200, 3), std::vector<TestType>(7, 4),
-                                    std::vector<TestType>(130, 5)};
+  const tensors<float> values = {std::vector<float>(200, 3), std::vector<float>(7, 4),
+                                 std::vector<float>(130, 5)};
   const lamina::selection chosen = some_of(model, {0, 2});
   lamina::delivery arrived(chosen, 64);
-  arrived.lose(0, 1);
-  arrived.lose(2, 0);
-  arrived.lose(2, 2);
+  for (const auto& [layer, chunk] : {std::pair{0, 1}, {2, 0}, {2, 2}}) arrived.lose(layer, chunk);
   for (const auto kind : {frame_kind::gradients, frame_kind::parameters}) {
     for (const payload_type payload : payload_types) {
       const bytes frame = frame_of(chosen, values, {.kind = kind, .payload = payload});
-      const auto view = lamina::decode<TestType>(frame, model);
-      tensors<TestType> out;
+      const auto view = lamina::decode<float>(frame, model);
+      tensors<float> out;
       for (std::size_t l = 0; l < 3; ++l) {
-        out.emplace_back(model.sizes()[l], TestType(9));
+        out.emplace_back(model.sizes()[l], 9.0F);
         view.restore(l, out[l], arrived);
       }
       for (std::size_t i = 0; i < 200; ++i) REQUIRE(out[0][i] == (i / 64 == 1 ? 9 : 3));
       for (std::size_t i = 0; i < 130; ++i) REQUIRE(out[2][i] == (i / 64 == 1 ? 5 : 9));
-      CHECK(out[1] == std::vector<TestType>(7, TestType(9)));
+      CHECK(out[1] == std::vector<float>(7, 9));
 
-      // Refused before anything is written.
-      std::vector<TestType> first(200, TestType(9));
-      const auto refuses = [&](const lamina::delivery& other, auto& to) {
+      const auto refuses = [&](const lamina::delivery& other, std::size_t elements) {
+        std::vector<float> to(elements, 9);
         const bool threw = throws<std::invalid_argument>([&] { view.restore(0, to, other); });
-        return threw && to == std::vector<TestType>(to.size(), TestType(9));
+        return threw && to == std::vector<float>(elements, 9);
       };
-      CHECK(refuses(lamina::delivery(lamina::selection(model), 64), first));
-      CHECK(refuses(lamina::delivery(everything(model_of({200, 7, 131})), 64), first));
-      CHECK(refuses(lamina::delivery(chosen, 48), first) == lamina::has_blocks(payload));
-      std::vector<TestType> short_by_one(199, TestType(9));
-      CHECK(refuses(arrived, short_by_one));
-      CHECK_THROWS_AS(view.restore(3, first, arrived), std::out_of_range);
-      CHECK_THROWS_AS(lamina::frame_view<TestType>().restore(0, first, arrived), std::out_of_range);
+      CHECK(refuses(lamina::delivery(lamina::selection(model), 64), 200));
+      CHECK(refuses(lamina::delivery(everything(model_of({200, 7, 131})), 64), 200));
+      CHECK(refuses(lamina::delivery(chosen, 48), 200) == lamina::has_blocks(payload));
+      CHECK(refuses(arrived, 199));
+      CHECK_THROWS_AS(view.restore(3, out[0], arrived), std::out_of_range);
     }
   }
 }
@@ -279,29 +236,20 @@ TEST_CASE("codec: bytes that are gone when decode returns do not compile; none a
   CHECK_FALSE(decodes<bytes, std::error_code>);
 }
 
-TEMPLATE_TEST_CASE("codec: the largest frame of a layout is a bound, and one is as large", "", float,
-                   double) {
+TEST_CASE("codec: the largest frame of a layout is a bound, and one is as large") {
   std::mt19937 random(45);
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   for (const payload_type type : payload_types) {
     const auto largest = [&](const lamina::layout& model) {
-      return lamina::largest_frame_bytes<TestType>(model, type);
+      return lamina::largest_frame_bytes<float>(model, type);
     };
     for (int round = 0; round < 10; ++round) {
       const lamina::layout model = random_model(random);
-      const auto values = rounding_gradients<TestType>(random, model);
-      CHECK(frame_of(random_selection(random, model), values, {.payload = type}).size() <= largest(model));
+      const auto values = rounding_gradients<float>(random, model);
       CHECK(frame_of(everything(model), values, {.payload = type}).size() == largest(model));
     }
     CHECK(largest(model_of({})) == 64);
     CHECK(largest(model_of({most})) == most);  // it cannot be counted
-    // Of fragments it is that of their layout.
-    const lamina::layout model = model_of({4096 * 600, 5});
-    lamina::worker<TestType> worker(model, {.drop_ratio = 0, .fragment_elements = 4096, .payload = type});
-    auto step = worker.begin();
-    for (const std::size_t l : {0, 1}) step.skip(l);
-    CHECK(step.frame().size_bytes() == largest(worker.fragments()));
-    CHECK(largest(worker.fragments()) > largest(model));
   }
   // Many small layers, whose bits take more than a constant.
   const lamina::layout many = model_of(std::vector<std::size_t>(40'000, 4));
@@ -309,37 +257,18 @@ TEMPLATE_TEST_CASE("codec: the largest frame of a layout is a bound, and one is 
   CHECK(lamina::largest_frame_bytes<double>(model_of({most / 16, most / 16, most / 16})) == most);
 }
 
-TEMPLATE_TEST_CASE("codec: elements as they are are opaque, NaN and negative zero included", "", float,
-                   double) {
-  using limits = std::numeric_limits<TestType>;
-  const lamina::layout model = model_of({4});
-  const tensors<TestType> values = {
-      {limits::quiet_NaN(), -limits::infinity(), -TestType(0), limits::denorm_min()}};
-  const bytes frame = frame_of(everything(model), values);
-  CHECK(same_bits(lamina::decode<TestType>(frame, model).layer(0), values[0]));
-}
-
 TEST_CASE("codec: a view outlives the layout it was decoded for, and has no layers once it is moved from") {
   const bytes frame = frame_of<float>(everything(model_of({2})), {{1, 2}});
   auto view = lamina::decode<float>(frame, model_of({2}));
-  std::vector<float> out(2);
-  view.restore(0, out);
-  CHECK(out == std::vector<float>{1, 2});
+  CHECK(view.layer(0)[1] == 2);
   CHECK_FALSE(view.is_of(model_of({3})));
   auto taken = std::move(view);
-  CHECK(taken.layers() == 1);
   CHECK(taken.is_of(model_of({2})));
-  const auto is_empty = [](const lamina::frame_view<float>& left) {
-    return left.layers() == 0 && !left.is_of(model_of({2}));
-  };
-  CHECK(is_empty(view));  // NOLINT(bugprone-use-after-move): what is left is defined
+  CHECK(view.layers() == 0);  // NOLINT(bugprone-use-after-move): what is left is defined
+  CHECK_FALSE(view.is_of(model_of({2})));
   view = std::move(taken);
-  CHECK(is_empty(taken));  // NOLINT(bugprone-use-after-move)
+  CHECK(taken.layers() == 0);  // NOLINT(bugprone-use-after-move)
   CHECK(view.layer(0)[1] == 2);
-  lamina::frame_view<float> other;
-  other = view;
-  CHECK(view.is_of(model_of({2})));
-  CHECK(other.is_of(model_of({2})));
 }
 
 TEST_CASE("codec: every error has a name of its own") {
@@ -358,30 +287,6 @@ TEST_CASE("codec: every error has a name of its own") {
 
 namespace {
 
-// As a plugin has it that was loaded by itself, or another version of the library.
-struct category_of_a_plugin : std::error_category {
-  explicit category_of_a_plugin(const char* its_name) : name_(its_name) {}
-  const char* name() const noexcept override { return name_; }
-  std::string message(int) const override { return ""; }
-  const char* name_;
-};
-
-}  // namespace
-
-TEST_CASE("codec: an error is what its category is called, whichever object that is") {
-  const category_of_a_plugin same("lamina");
-  const category_of_a_plugin others("lamina.other");
-  const int truncated = static_cast<int>(errc::truncated);
-  CHECK(std::error_code(truncated, same) == errc::truncated);
-  CHECK(errc::truncated == std::error_code(truncated, same));
-  CHECK(std::error_code(truncated, same) != errc::bad_magic);
-  CHECK(std::error_code(truncated, others) != errc::truncated);
-  CHECK(std::error_code() != errc::truncated);
-  CHECK(std::error_code(errc::truncated) == errc::truncated);
-}
-
-namespace {
-
 struct source_is_gone : std::runtime_error {
   source_is_gone() : std::runtime_error("the source is gone") {}
 };
@@ -392,26 +297,26 @@ TEST_CASE("codec: an encode that throws leaves no frame, whatever was encoded be
   const lamina::layout model = model_of({100, 1000, 2000});
   const auto type = GENERATE(lamina::payload_type::as_is, lamina::payload_type::bfloat16);
   const std::vector<float> elements(2000, 1);
-  const lamina::selection some = some_of(model, {0});
-  const lamina::selection all = everything(model);
   lamina::frame_encoder<float> encoder(model);
-  const auto encode = [&](const lamina::selection& chosen,
-                          std::size_t fails_at) -> const lamina::encoded_frame& {
-    return encoder.encode({.payload = type}, chosen, [&](std::size_t l) {
-      if (l == fails_at) throw source_is_gone();
-      return std::span(elements).first(model.sizes()[l]);
-    });
+  const auto encode = [&](const lamina::selection& chosen, std::size_t fails_at) {
+    return encoder
+        .encode({.payload = type}, chosen,
+                [&](std::size_t l) {
+                  if (l == fails_at) throw source_is_gone();
+                  return std::span(elements).first(model.sizes()[l]);
+                })
+        .to_bytes();
   };
-  const bytes expected = encode(all, 9).to_bytes();
-  for (const std::size_t fails_at : {std::size_t{1}, std::size_t{2}}) {
-    (void)encode(some, 9);
-    CHECK_THROWS_AS(encode(all, fails_at), source_is_gone);
-    CHECK(encoder.frame().size_bytes() == 0);
+  const bytes expected = encode(everything(model), 9);
+  for (const std::size_t fails_at : {1, 2}) {
+    encode(some_of(model, {0}), 9);
+    CHECK_THROWS_AS(encode(everything(model), fails_at), source_is_gone);
     CHECK(encoder.frame().segments().empty());
     CHECK(encoder.frame().to_bytes().empty());
-    CHECK(encode(all, 9).to_bytes() == expected);
+    CHECK(encode(everything(model), 9) == expected);
     const auto wrong_size = [&] {
-      (void)encoder.encode({.payload = type}, all, [&](std::size_t) { return std::span(elements); });
+      (void)encoder.encode({.payload = type}, everything(model),
+                           [&](std::size_t) { return std::span(elements); });
     };
     CHECK_THROWS_AS(wrong_size(), std::invalid_argument);
     for (const auto& other : {model_of({100, 1000, 2001}), model_of(std::vector<std::size_t>(2000, 1))})

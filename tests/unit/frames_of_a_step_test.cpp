@@ -3,12 +3,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <span>
 #include <stdexcept>
 #include <vector>
 
 #include "catch.hpp"
+#include "frames.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/server.hpp"
 #include "lamina/worker.hpp"
@@ -17,20 +17,20 @@ namespace lamina_test::frames_of_a_step_test {
 
 namespace {
 
-using bytes = std::vector<std::byte>;
-
 const lamina::layout model({{"a", {3}}, {"b", {2}}, {"nothing", {0}}, {"c", {4}}});
 
-std::vector<std::vector<float>> gradients(float of_all) {
-  std::vector<std::vector<float>> all;
+tensors<float> gradients(float of_all) {
+  tensors<float> all;
   for (const std::size_t elements : model.sizes()) all.emplace_back(elements, of_all);
   return all;
 }
 
-lamina::selection of(std::initializer_list<std::size_t> layers) {
-  lamina::selection chosen(model);
-  for (const std::size_t l : layers) chosen.send(l);
-  return chosen;
+lamina::selection of(const std::vector<std::size_t>& layers) {
+  return some_of(model, layers);
+}
+// A frame of these layers, whose elements are all `value`.
+bytes frame(const lamina::frame_header& header, const std::vector<std::size_t>& layers, float value = 1) {
+  return frame_of(of(layers), gradients(value), header);
 }
 
 // The first element of each layer's mean; 0 for one that did not arrive.
@@ -85,43 +85,30 @@ TEST_CASE("frames of a step: a layer that was in a frame takes no further gradie
 
 TEST_CASE("frames of a step: a layer in two frames of a step is refused") {
   lamina::server<float> server(model);
-  lamina::frame_encoder<float> encoder(model);
-  const auto all = gradients(1);
-  const auto layer = [&](std::size_t l) { return std::span<const float>(all[l]); };
-  REQUIRE_FALSE(server.add(encoder.encode({.is_last = false}, of({0, 1}), layer).to_bytes()));
-  REQUIRE(server.add(encoder.encode({.sequence = 1}, of({1, 3}), layer).to_bytes()) ==
-          lamina::errc::duplicate_layer);
-  REQUIRE_FALSE(server.add(encoder.encode({.sequence = 1}, of({3}), layer).to_bytes()));
+  REQUIRE_FALSE(server.add(frame({.is_last = false}, {0, 1})));
+  REQUIRE(server.add(frame({.sequence = 1}, {1, 3})) == lamina::errc::duplicate_layer);
+  REQUIRE_FALSE(server.add(frame({.sequence = 1}, {3})));
   CHECK(update(server) == std::vector<float>{1, 1, 0, 1});
 }
 
 TEST_CASE("frames of a step: an update without a sender's last frame takes none of its frames") {
   lamina::server<float> server(model, {.workers = 2});
-  lamina::frame_encoder<float> encoder(model);
-  const auto all = gradients(1);
-  const auto layer = [&](std::size_t l) { return std::span<const float>(all[l]); };
-  REQUIRE_FALSE(server.add(encoder.encode({.sender = 0, .is_last = false}, of({0, 1}), layer).to_bytes()));
-  REQUIRE_FALSE(server.add(encoder.encode({.sender = 1}, of({3}), layer).to_bytes()));
+  REQUIRE_FALSE(server.add(frame({.sender = 0, .is_last = false}, {0, 1})));
+  REQUIRE_FALSE(server.add(frame({.sender = 1}, {3})));
   CHECK(update(server) == std::vector<float>{0, 0, 0, 1});
   // Sender 0 has not committed, and comes with the next step.
-  REQUIRE(server.add(encoder.encode({.sender = 0, .sequence = 1}, of({3}), layer).to_bytes()) ==
-          lamina::errc::unexpected_step);
-  REQUIRE_FALSE(server.add(encoder.encode({.step = 2, .sender = 0}, of({0}), layer).to_bytes()));
+  REQUIRE(server.add(frame({.sender = 0, .sequence = 1}, {3})) == lamina::errc::unexpected_step);
+  REQUIRE_FALSE(server.add(frame({.step = 2, .sender = 0}, {0})));
 }
 
 TEST_CASE("frames of a step: asynchronous, a step that is not complete waits for its last frame") {
   lamina::server<float> server(model, {.workers = 2, .asynchronous = true});
-  lamina::frame_encoder<float> encoder(model);
-  const auto all = gradients(2);
-  const auto layer = [&](std::size_t l) { return std::span<const float>(all[l]); };
-  REQUIRE_FALSE(
-      server.add(encoder.encode({.step = 5, .sender = 0, .is_last = false}, of({0}), layer).to_bytes()));
+  REQUIRE_FALSE(server.add(frame({.step = 5, .sender = 0, .is_last = false}, {0}, 2)));
   REQUIRE_FALSE(server.complete());
-  REQUIRE_FALSE(server.add(encoder.encode({.step = 9, .sender = 1}, of({3}), layer).to_bytes()));
+  REQUIRE_FALSE(server.add(frame({.step = 9, .sender = 1}, {3}, 2)));
   CHECK(update(server) == std::vector<float>{0, 0, 0, 1});
   REQUIRE_FALSE(server.complete());
-  REQUIRE_FALSE(
-      server.add(encoder.encode({.step = 5, .sender = 0, .sequence = 1}, of({1}), layer).to_bytes()));
+  REQUIRE_FALSE(server.add(frame({.step = 5, .sender = 0, .sequence = 1}, {1}, 2)));
   CHECK(update(server) == std::vector<float>{1, 1, 0, 0});
 }
 

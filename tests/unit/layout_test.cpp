@@ -2,12 +2,9 @@
 #include "lamina/layout.hpp"
 
 #include <cstdint>
-#include <exception>
 #include <limits>
 #include <optional>
-#include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -71,28 +68,15 @@ TEST_CASE("layout: what overflows, and a name that is empty or stands twice, is 
   CHECK(contains(refusal({{"same", {1}}, {"other", {1}}, {"same", {2}}}), "'same'"));
 }
 
-TEST_CASE("layout: no layers at all is a layout") {
-  const lamina::layout model({});
-  CHECK(model.layers() == 0);
-  CHECK(model.elements() == 0);
-  CHECK(model.sizes().empty());
-  CHECK(model.fingerprint() == literal_fingerprint({}));
-  CHECK_THROWS_AS(model[0], std::out_of_range);
-}
-
-TEST_CASE("layout: sizes, offsets and N add up") {
-  std::mt19937 random(1);
-  for (int round = 0; round < 50; ++round) {
-    const lamina::layout model = random_model(random);
-    std::size_t sum = 0;
-    REQUIRE(model.sizes().size() == model.layers());
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      REQUIRE(model.offset(l) == sum);
-      REQUIRE(model.sizes()[l] == model[l].elements());
-      sum += model[l].elements();
-    }
-    REQUIRE(model.elements() == sum);
-  }
+TEST_CASE("layout: sizes, offsets and N add up, also of no layers at all") {
+  const lamina::layout model = model_of({3, 0, 5, 1});
+  CHECK(model.elements() == 9);
+  CHECK(std::vector(model.sizes().begin(), model.sizes().end()) == std::vector<std::size_t>{3, 0, 5, 1});
+  for (const auto& [layer, offset] : {std::pair{0, 0}, {1, 3}, {2, 3}, {3, 8}})
+    CHECK(model.offset(static_cast<std::size_t>(layer)) == static_cast<std::size_t>(offset));
+  const lamina::layout none({});
+  CHECK(none.layers() == 0);
+  CHECK(none.elements() == 0);
 }
 
 TEST_CASE("layout: an index beyond the last layer throws out_of_range with the number of layers") {
@@ -118,22 +102,10 @@ TEST_CASE("layout: a wrong size is refused with the name, the shape and both siz
 }
 
 TEST_CASE("layout: the fingerprint is FNV-1a over names and shapes") {
-  const std::vector<lamina::layer> layers = {{"conv", {64, 3, 7, 7}}, {"bias", {}}, {"\xc3\xa9", {0, 300}}};
-  CHECK(fingerprint(layers) == literal_fingerprint(layers));
+  for (const auto& layers : std::vector<std::vector<lamina::layer>>{
+           {}, {{"conv", {64, 3, 7, 7}}, {"bias", {}}, {"\xc3\xa9", {0, 300, std::size_t{1} << 40}}}})
+    CHECK(fingerprint(layers) == literal_fingerprint(layers));
   CHECK(fingerprint({{"weight", {3, 2}}, {"bias", {2}}}) == 0xefb0f10f83f3ad64);
-}
-
-TEST_CASE("layout: the fingerprint tells models apart") {
-  const std::uint64_t base = fingerprint({{"ab", {2, 3}}, {"c", {1}}});
-  CHECK(base == fingerprint({{"ab", {2, 3}}, {"c", {1}}}));
-  CHECK(base != fingerprint({{"a", {2, 3}}, {"bc", {1}}}));
-  CHECK(base != fingerprint({{"ab", {3, 2}}, {"c", {1}}}));
-  CHECK(base != fingerprint({{"ab", {6}}, {"c", {1}}}));
-  CHECK(base != fingerprint({{"ab", {2, 3}}, {"c", {}}}));
-  CHECK(base != fingerprint({{"c", {1}}, {"ab", {2, 3}}}));
-  CHECK(base != fingerprint({{"ab", {2, 3}}}));
-  CHECK(base != fingerprint({{"ab", {2, 3}}, {"c", {1}}, {"d", {0}}}));
-  CHECK(base != fingerprint({{"ab", {2, 3 + (std::size_t{1} << 40)}}, {"c", {1}}}));
 }
 
 TEST_CASE("layout: each of many names is found, and none that is not there") {
@@ -164,22 +136,6 @@ TEST_CASE("layout: copies share one table, which lives as long as the last of th
   lamina::layout from_temporary = std::move(third);  // a copy: a layout is never without its table
   CHECK(third.layers() == 2);                        // NOLINT(bugprone-use-after-move)
   CHECK(from_temporary.layers() == 2);
-}
-
-TEST_CASE("layout: copies come and go on several threads") {
-  const lamina::layout model = model_of({4, 5});
-  const auto copy = [&model] {
-    for (int i = 0; i < 20'000; ++i) {
-      const lamina::layout mine(model);
-      lamina::layout other = model_of({1});
-      other = mine;
-      if (other.elements() != 9) std::terminate();
-    }
-  };
-  std::thread other_thread(copy);
-  copy();
-  other_thread.join();
-  CHECK(model.elements() == 9);
 }
 
 }  // namespace lamina_test::layout_test

@@ -8,10 +8,11 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "invariants.hpp"
 #include "lamina/decision.hpp"
 #include "lamina/layout.hpp"
+#include "lamina/threshold.hpp"
 #include "steps.hpp"
+#include "support.hpp"
 
 namespace lamina_test::options_test {
 
@@ -51,23 +52,6 @@ TEST_CASE("warm-up: powers of square roots and products") {
   CHECK(same_bits(lamina::detail::root_power(0.5, 1 / 65536.0), 0x1.fffe9d1c4b0f4p-1));
   CHECK(lamina::detail::root_power(0.7, 1) == 0.7);
   CHECK(lamina::detail::root_power(0, 0.5) == 0);
-  for (double exponent = 1 / 65536.0; exponent <= 1; exponent *= 1.37) {
-    for (const double base : {1e-30, 0.1, 0.9, 0.999999})
-      CHECK(std::abs(lamina::detail::root_power(base, exponent) - std::pow(base, exponent)) < 1e-14);
-  }
-}
-
-TEST_CASE("warm-up: invariant 3 holds at each step with that step's ratio, however seldom a search is due") {
-  std::mt19937 random(401);
-  const lamina::layout model = random_model(random);
-  const worker_options options{.drop_ratio = 0.97, .warm_up_steps = 20, .search_every = 100};
-  cluster<float> run(model, 1, 1.0F, workers_of<float>(options));
-  const selector schedule(tiling(model), options);
-  for (std::uint64_t step = 1; step <= 20; ++step) {
-    run.step({random_gradients<float>(random, model)});
-    REQUIRE(drops_as_asked(run, 0, schedule.drop_ratio_in(step)));
-    REQUIRE(conserves(run));
-  }
 }
 
 // bn3.weight = 0 makes most of the first gradients of ResNet-50 zero, and a threshold of 0 sends everything from then on.
@@ -148,19 +132,6 @@ TEST_CASE("budget: one that comes with a resume owes nothing for what was sent w
   CHECK(sent >= 9);
 }
 
-namespace {
-
-double within_budget(lamina::threshold_search& search, std::span<const double> values,
-                     std::span<const std::size_t> sizes, double most_elements) {
-  search.begin();
-  for (std::size_t l = 0; l < sizes.size(); ++l) {
-    if (sizes[l] > 0) search.add(values[l], sizes[l]);
-  }
-  return search.within(most_elements).threshold;
-}
-
-}  // namespace
-
 TEST_CASE("budget: layers of equal value take turns when they do not fit together") {
   lamina::worker<float> worker(model_of(std::vector<std::size_t>(10, 3)), {.send_budget = 0.2});
   std::vector<std::size_t> times(10);
@@ -193,28 +164,6 @@ TEST_CASE(
   CHECK(sent_with(0.25, {infinity, infinity, 1, infinity, infinity, 1}) == "100000 inf");
   CHECK(sent_with(0.35, {std::nan(""), infinity, 1, infinity, 2, 1}) == "110000 inf");
   CHECK(sent_with(0.15, {infinity, infinity, 1, 1, 1, 1}) == "000000 inf");
-}
-
-TEST_CASE("budget: the search equals the literal one for random values") {
-  std::mt19937 random(431);
-  lamina::threshold_search search;
-  for (int round = 0; round < 2000; ++round) {
-    std::vector<double> values(1 + below(random, 20));
-    std::vector<std::size_t> sizes(values.size());
-    for (double& value : values) value = static_cast<double>(below(random, 8));
-    for (std::size_t& size : sizes) size = below(random, 10);
-    const auto most = static_cast<double>(below(random, 60));
-    const auto sent_at = [&](double threshold) {
-      std::size_t sent = 0;
-      for (std::size_t l = 0; l < values.size(); ++l) sent += values[l] >= threshold ? sizes[l] : 0;
-      return static_cast<double>(sent);
-    };
-    const double found = within_budget(search, values, sizes, most);
-    REQUIRE(sent_at(found) <= most);
-    for (const double value : values) {
-      if (value < found && sent_at(value) > sent_at(found)) REQUIRE(sent_at(value) > most);
-    }
-  }
 }
 
 TEST_CASE("always_sent: these come first within R and within a budget, of which they must leave some") {
@@ -291,6 +240,80 @@ TEST_CASE("selector: another number of values, flags or ages is refused, and cha
   CHECK_THROWS_AS(decisions.take(2, lamina::selection(model_of({1}))), std::invalid_argument);
   CHECK(sent_of(decisions.sent()) == "01");
   CHECK(decisions.threshold() == 2);
+}
+
+namespace {
+constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
+constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
+const std::vector<double> ratios = {0, 0.01, 0.07, 0.1, 0.25, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1};
+}  // namespace
+
+TEST_CASE("threshold: equals a literal stable sort, with ties and empty layers") {
+  std::mt19937 random(11);
+  lamina::threshold_search kept;
+  for (int round = 0; round < 3000; ++round) {
+    const std::size_t layers = below(random, round % 10 == 0 ? 200 : 9);
+    std::vector<double> values(layers);
+    std::vector<std::size_t> sizes(layers);
+    const std::size_t distinct = 1 + below(random, 12);  // few distinct values: ties
+    for (double& value : values) value = static_cast<double>(below(random, distinct)) * 0.25 - 0.5;
+    for (std::size_t& size : sizes) size = below(random, 4) == 0 ? 0 : below(random, 50);
+    for (const double ratio : ratios) {
+      const double expected = literal_algorithm_1(values, sizes, ratio);
+      REQUIRE(same_bits(lamina::search_threshold(values, sizes, ratio), expected));
+      REQUIRE(same_bits(kept(values, sizes, ratio), expected));
+    }
+  }
+}
+
+TEST_CASE("threshold: infinite values are values") {
+  const std::vector<double> values = {infinity, -infinity, 0};
+  const std::vector<std::size_t> sizes = {1, 1, 1};
+  CHECK(lamina::search_threshold(values, sizes, 0) == -infinity);
+  CHECK(lamina::search_threshold(values, sizes, 0.4) == 0);
+  CHECK(lamina::search_threshold(values, sizes, 0.9) == infinity);
+}
+
+TEST_CASE("threshold: a search without sense is refused by name, and the next one is as good as new") {
+  lamina::threshold_search kept;
+  const auto refused = [&](const std::vector<double>& values, const std::vector<std::size_t>& sizes,
+                           double ratio, const std::string& named) {
+    const auto message =
+        message_of<std::invalid_argument>([&] { (void)lamina::search_threshold(values, sizes, ratio); });
+    CHECK(contains(message, named));
+    CHECK_THROWS_AS(kept(values, sizes, ratio), std::invalid_argument);
+    CHECK(kept(std::vector<double>{2, 1}, std::vector<std::size_t>{1, 1}, 0.0) == 1);
+  };
+  refused(std::vector<double>(7), std::vector<std::size_t>(5), 0.5, "7 values");
+  refused(std::vector<double>(7), std::vector<std::size_t>(5), 0.5, "5 layer sizes");
+  refused({1, 2}, {huge, 1}, 0.5, "");
+  for (std::size_t place = 0; place < 5; ++place) {
+    std::vector<double> values(5, 1.0);
+    values[place] = nan_value;
+    refused(values, {1, 1, 1, 1, 1}, 0.5, "layer " + std::to_string(place));
+  }
+  for (const double ratio : {-0.001, 1.001, -1.0, infinity, -infinity, nan_value}) {
+    refused({1}, {1}, ratio, "");
+    CHECK_THROWS_AS(lamina::check_drop_ratio(ratio), std::invalid_argument);
+  }
+  CHECK(contains(message_of<std::invalid_argument>([] { lamina::check_drop_ratio(1.5); }), "1.5"));
+}
+
+TEST_CASE("threshold: it is never -0, by R or within a budget") {
+  lamina::threshold_search search;
+  const std::vector<std::size_t> sizes = {10, 10, 10};
+  for (const auto& values : {std::vector<double>{-0.0, -0.0, 1}, std::vector<double>{0.0, -0.0, 1},
+                             std::vector<double>{-0.0, 0.0, -0.0}}) {
+    for (const double elements : {0.0, 10.0, 15.0, 20.0, 25.0}) {
+      CHECK(std::signbit(search(values, sizes, elements / 30)) == false);
+      search.begin();
+      for (std::size_t l = 0; l < sizes.size(); ++l) search.add(values[l], sizes[l]);
+      CHECK(std::signbit(search.within(elements).threshold) == false);
+    }
+  }
+  lamina::selector selector(lamina::tiling(model_of({10, 10, 10})), {.send_budget = 0.5});
+  selector.decide(1, std::vector<double>{-0.0, 0.0, -0.0});
+  CHECK(same_bits(selector.threshold(), 0.0));
 }
 
 }  // namespace lamina_test::options_test

@@ -95,41 +95,17 @@ int exact_below_exponent(payload_type type) {
 TEST_CASE("payload: bytes of a layer for every type") {
   struct row {
     std::size_t elements;
-    std::array<std::size_t, 4> bytes;  // in the order of rounding_types
+    std::array<std::size_t, 6> bytes;  // of floats, in the order of all_payload_types
   };
-  for (const row each :
-       {row{0, {0, 0, 0, 0}}, row{1, {2, 2, 2, 2}}, row{2, {4, 4, 3, 2}}, row{63, {126, 126, 64, 33}},
-        row{64, {128, 128, 65, 33}}, row{65, {130, 130, 67, 35}}, row{4097, {8194, 8194, 4162, 2114}}}) {
+  for (const row& each :
+       {row{0, {0, 0, 0, 0, 0, 0}}, row{1, {4, 2, 2, 2, 2, 2}}, row{63, {252, 126, 126, 64, 33, 14}},
+        row{64, {256, 128, 128, 65, 33, 14}}, row{65, {260, 130, 130, 67, 35, 16}},
+        row{4097, {16388, 8194, 8194, 4162, 2114, 65 + 64 * 13 + 1}}}) {
     CAPTURE(each.elements);
-    CHECK(payload_bytes<float>(payload_type::as_is, each.elements) == 4 * each.elements);
+    for (std::size_t i = 0; i < 6; ++i)
+      CHECK(payload_bytes<float>(all_payload_types[i], each.elements) == each.bytes[i]);
     CHECK(payload_bytes<double>(payload_type::as_is, each.elements) == 8 * each.elements);
-    for (std::size_t i = 0; i < 4; ++i) {
-      CHECK(payload_bytes<float>(rounding_types[i], each.elements) == each.bytes[i]);
-      CHECK(payload_bytes<double>(rounding_types[i], each.elements) == each.bytes[i]);
-    }
-  }
-}
-
-TEMPLATE_TEST_CASE("payload: what the type can write comes back as it was", "", float, double) {
-  const std::vector<TestType> numbers = {0, 1, -1, TestType(0.5), -96, 127, TestType(1.984375)};
-  for (const payload_type type : {payload_type::float16, payload_type::bfloat16}) {
-    CHECK(same_bits(round_trip(type, numbers), numbers));
-  }
-  for (const int exponent : {-120, -40, 0, 40, 110}) {
-    std::vector<TestType> values;
-    for (int i = -127; i <= 127; ++i) values.push_back(std::ldexp(TestType(i), exponent));
-    for (std::size_t begin = 0; begin + 64 <= values.size(); ++begin) {
-      std::vector<TestType> block(values.begin() + std::ptrdiff_t(begin),
-                                  values.begin() + std::ptrdiff_t(begin) + 64);
-      block[17] = values.back();
-      REQUIRE(round_trip(payload_type::int8, block) == block);
-    }
-    for (std::size_t size = 1; size <= 64; ++size) {
-      std::vector<TestType> block(size);
-      for (std::size_t i = 0; i < size; ++i)
-        block[i] = std::ldexp(static_cast<TestType>(static_cast<int>(i * 4 % 15) - 7), exponent);
-      REQUIRE(round_trip(payload_type::int4, block) == block);
-    }
+    CHECK(payload_bytes<double>(payload_type::int4, each.elements) == each.bytes[4]);
   }
 }
 
@@ -198,33 +174,24 @@ TEMPLATE_TEST_CASE("payload: scales are powers of two, as small as the block all
         const int exponent = std::to_integer<int>(wire[block]) - 127;
         REQUIRE(largest <= std::ldexp(most, exponent));
         REQUIRE(largest > std::ldexp(most, exponent - 1));
-        REQUIRE(same_bits(static_cast<double>(lamina::detail::scale_value<TestType>(
-                              std::to_integer<std::uint8_t>(wire[block]))),
-                          std::ldexp(1.0, exponent)));
       }
     }
   }
 }
 
 TEMPLATE_TEST_CASE("payload: the largest element of a block of integers never wraps", "", float, double) {
-  const TestType infinity = std::numeric_limits<TestType>::infinity();
   for (const payload_type type : block_types) {
     const int most_integer = largest_integer(type);
     for (int exponent = -113; exponent <= 119; ++exponent) {
-      for (const double base :
-           {64.0, 63.5, 127.0, 127.25, 127.5, 127.75, 128.0, 126.5, 100.0, 112.0, 120.0}) {
+      for (const double base : {64.0, 63.5, 127.0, 127.5, 127.75, 128.0, 112.0, 120.0}) {
         const TestType exact = std::ldexp(static_cast<TestType>(base), exponent);
         for (const TestType largest :
-             {exact, std::nextafter(exact, infinity), std::nextafter(exact, TestType(0))}) {
-          for (const TestType signed_largest : {largest, -largest}) {
-            const bytes wire =
-                encoded<TestType>(type, {signed_largest / 3, signed_largest, signed_largest / 7});
-            const int integer = integer_of(type, wire, 1);
-            CAPTURE(base, exponent);
-            REQUIRE((integer < 0) == (signed_largest < 0));
-            REQUIRE(std::abs(integer) >= most_integer / 2 + 1);
-            REQUIRE(std::abs(integer) <= most_integer);
-          }
+             {exact, -std::nextafter(exact, TestType(1e38)), std::nextafter(exact, TestType(0))}) {
+          const int integer = integer_of(type, encoded<TestType>(type, {largest / 3, largest}), 1);
+          CAPTURE(base, exponent);
+          REQUIRE((integer < 0) == (largest < 0));
+          REQUIRE(std::abs(integer) >= most_integer / 2 + 1);
+          REQUIRE(std::abs(integer) <= most_integer);
         }
       }
     }
@@ -235,25 +202,15 @@ TEMPLATE_TEST_CASE("payload: the largest element of a block of integers never wr
     CHECK(integer_of(type, wire, 1) == -most_integer);
     const TestType least = std::numeric_limits<TestType>::denorm_min();
     CHECK(round_trip<TestType>(type, {least, -least}) == std::vector<TestType>{0, 0});
-    CHECK(round_trip<TestType>(type, {0, 0}) == std::vector<TestType>{0, 0});
   }
 }
 
-TEMPLATE_TEST_CASE("payload: integers in the middle of a block round to nearest, ties to even", "", float,
-                   double) {
+TEST_CASE("payload: integers in the middle of a block round to nearest, ties to even") {
   for (const payload_type type : block_types) {
-    const auto most = static_cast<TestType>(largest_integer(type));
-    const std::vector<TestType> values = {most,
-                                          TestType(0.5),
-                                          TestType(1.5),
-                                          TestType(2.5),
-                                          TestType(-0.5),
-                                          -TestType(1.5),
-                                          TestType(2.75),
-                                          -TestType(3.25),
-                                          std::nextafter(TestType(0.5), TestType(1)),
-                                          std::nextafter(TestType(0.5), TestType(0))};
-    CHECK(round_trip(type, values) == std::vector<TestType>{most, 0, 2, 2, 0, -2, 3, -3, 1, 0});
+    const auto most = static_cast<float>(largest_integer(type));
+    const std::vector<float> values = {
+        most, 0.5F, 1.5F, 2.5F, -0.5F, -1.5F, 2.75F, -3.25F, std::nextafter(0.5F, 1.0F)};
+    CHECK(round_trip(type, values) == std::vector<float>{most, 0, 2, 2, 0, -2, 3, -3, 1});
   }
 }
 
@@ -345,31 +302,14 @@ TEST_CASE("payload: ternary is of gradients and updates, and a byte that is no f
   }));
   CHECK(throws<std::invalid_argument>(
       [&] { lamina::server<float>(model, {.payload = payload_type::ternary}); }));
-  for (const auto kind : {lamina::frame_kind::gradients, lamina::frame_kind::updates}) {
-    const bytes frame =
-        without_checksum(frame_of(sent, layers, {.kind = kind, .payload = payload_type::ternary}));
-    CHECK(refusal<float>(frame, model) == lamina::errc{});
-    for (std::size_t at = payload_at; at < frame.size(); ++at) {
-      bytes changed = frame;
-      changed[at] = std::byte{122};
-      // A scale of 2^-5 is one; five trits are of -121 to 121.
-      const bool is_scale = at == payload_at || at == payload_at + 14;
-      CHECK(refusal<float>(changed, model) == (is_scale ? lamina::errc{} : lamina::errc::bad_trits));
-    }
-  }
-}
-
-// A row of 64 has its loops, and so has what is left of one; every element is treated as it would be alone with the block's largest.
-TEMPLATE_TEST_CASE("payload: no element's place changes what is written of it", "", float, double) {
-  std::mt19937 random(320);
-  for (const payload_type type : rounding_types) {
-    for (const std::size_t size : {2, 7, 63, 64, 65, 128, 191}) {
-      auto values = of_all_sizes<TestType>(random, size, -20, 10);
-      for (std::size_t begin = 0; begin < size; begin += 64) values[begin] = TestType(1000);
-      const auto sent = round_trip(type, values);
-      for (std::size_t i = 0; i < size; ++i)
-        REQUIRE(round_trip<TestType>(type, {TestType(1000), values[i]})[1] == sent[i]);
-    }
+  const bytes frame = without_checksum(
+      frame_of(sent, layers, {.kind = lamina::frame_kind::updates, .payload = payload_type::ternary}));
+  for (std::size_t at = payload_at; at < frame.size(); ++at) {
+    bytes changed = frame;
+    changed[at] = std::byte{122};
+    // A scale of 2^-5 is one; five trits are of -121 to 121.
+    const bool is_scale = at == payload_at || at == payload_at + 14;
+    CHECK(refusal<float>(changed, model) == (is_scale ? lamina::errc{} : lamina::errc::bad_trits));
   }
 }
 
@@ -377,12 +317,11 @@ TEMPLATE_TEST_CASE("payload: no element's place changes what is written of it", 
 TEMPLATE_TEST_CASE("payload: a NaN in a row changes nothing that is written of the others", "", float,
                    double) {
   std::mt19937 random(331);
-  const auto nan = std::numeric_limits<TestType>::quiet_NaN();
   const auto check = [&](payload_type type, std::vector<TestType> row) {
     row.resize(64);
     row[0] = 0;
     const auto expected = round_trip(type, row);
-    row[0] = nan;
+    row[0] = std::numeric_limits<TestType>::quiet_NaN();
     const auto with_nan = round_trip(type, row);
     REQUIRE(same_bits(std::span(with_nan).subspan(1), std::span(expected).subspan(1)));
   };
@@ -393,26 +332,6 @@ TEMPLATE_TEST_CASE("payload: a NaN in a row changes nothing that is written of t
             of_all_sizes<TestType>(random, 64, lowest, lowest + 1 + static_cast<int>(below(random, 30))));
     }
   }
-  // Each number of the halves, and what is next to it and halfway to the next.
-  const auto check_numbers = [&]<class Half>(payload_type type, Half infinity) {
-    const auto number_of = [](int bits) {
-      return static_cast<TestType>(lamina::to_float(Half{static_cast<std::uint16_t>(bits)}));
-    };
-    for (int bits = 0; bits < infinity.bits; bits += 16) {
-      std::vector<TestType> row(1);
-      for (int k = 0; k < 16; ++k) {
-        const TestType number = number_of(bits + k);
-        const TestType next = number_of(bits + k + 1);
-        const TestType tie = std::isfinite(next) ? number + (next - number) / 2 : number;
-        row.insert(row.end(),
-                   {-number, tie, std::nextafter(tie, TestType(0)), -std::nextafter(tie, TestType(1e38F))});
-      }
-      row.pop_back();
-      check(type, row);
-    }
-  };
-  check_numbers(payload_type::float16, lamina::float16{0x7c00});
-  check_numbers(payload_type::bfloat16, lamina::bfloat16{0x7f80});
   check(payload_type::float16, {0, TestType(65519), TestType(65520), -TestType(65535), TestType(65536)});
   for (const TestType most :
        {TestType(65504), TestType(0x1.fep127), TestType(7 * 0x1p120), TestType(127 * 0x1p120)}) {
@@ -441,27 +360,14 @@ TEMPLATE_TEST_CASE("payload: parameters beyond a type's range become its largest
                    float, double) {
   using limits = std::numeric_limits<TestType>;
   const TestType most = limits::max();
-  const std::vector<TestType> given = {most,
-                                       -most,
-                                       TestType(1e10),
-                                       TestType(0x1p30),
-                                       1.5,
-                                       limits::infinity(),
-                                       -limits::infinity(),
-                                       limits::quiet_NaN()};
-  const auto halves = published(payload_type::float16, given);
-  CHECK(std::vector<TestType>(halves.begin(), halves.begin() + 5) ==
-        std::vector<TestType>{65504, -65504, 65504, 65504, 1.5});
-  CHECK(halves[5] == limits::infinity());
-  CHECK(halves[6] == -limits::infinity());
-  CHECK(std::isnan(halves[7]));
-  const auto brain = published(payload_type::bfloat16, given);
-  const auto largest = static_cast<TestType>(lamina::to_float(lamina::bfloat16{0x7f7f}));
-  CHECK(brain[0] == largest);
-  CHECK(brain[1] == -largest);
-  CHECK(brain[5] == limits::infinity());
-  CHECK(std::isnan(brain[7]));
-
+  for (const payload_type type : {payload_type::float16, payload_type::bfloat16}) {
+    const TestType largest = type == payload_type::float16 ? TestType(65504) : TestType(0x1.fep127);
+    const auto given = published<TestType>(
+        type, {most, -most, 1.5, limits::infinity(), -limits::infinity(), limits::quiet_NaN()});
+    CHECK(std::vector<TestType>(given.begin(), given.begin() + 5) ==
+          std::vector<TestType>{largest, -largest, 1.5, limits::infinity(), -limits::infinity()});
+    CHECK(std::isnan(given[5]));
+  }
   for (const payload_type type : block_types) {
     const auto whole = published(type, std::vector<TestType>{most, -most, 0});
     CHECK(whole[0] == static_cast<TestType>(largest_integer(type)) * TestType(0x1p120));

@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <random>
 #include <span>
 #include <vector>
 
 #include "catch.hpp"
-#include "lamina/codec.hpp"
+#include "frames.hpp"
 #include "lamina/server.hpp"
-#include "support.hpp"
 
 namespace lamina_test::repair_test {
 
@@ -18,7 +16,6 @@ using lamina::element_range;
 
 namespace {
 
-using tensors = std::vector<std::vector<float>>;
 using ranges = std::vector<element_range>;
 constexpr std::size_t chunk_elements = 8;
 
@@ -28,26 +25,17 @@ struct serving {
       : server(model, {.workers = workers,
                        .asynchronous = true,
                        .payload = payload,
-                       .frame_checksum = lamina::frame_checksum::none}) {
-    for (const std::size_t size : model.sizes()) parameters.emplace_back(size);
-  }
+                       .frame_checksum = lamina::frame_checksum::none}) {}
 
   void update(const lamina::selection& layers) {
     const std::uint64_t step = server.step(0);
-    lamina::frame_encoder<float> encoder(model);
-    const auto& frame = encoder.encode(
-        {.step = step}, layers, [&](std::size_t l) -> const auto& { return parameters[l]; });
-    REQUIRE_FALSE(server.add(frame.to_bytes()));
+    REQUIRE_FALSE(server.add(frame_of(layers, parameters, {.step = step})));
     server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
       for (std::size_t i = begin; i < begin + mean.size(); ++i)
         parameters[l][i] = static_cast<float>(step) + static_cast<float>(i) / 128;
     });
   }
-  lamina::selection all() const {
-    lamina::selection all(model);
-    all.send_all();
-    return all;
-  }
+  lamina::selection all() const { return everything(model); }
   lamina::server_reply reply(std::size_t w) { return server.reply(w, parameters); }
   bool is_pending(std::size_t w, const ranges& expected) const {
     return std::ranges::equal(server.pending(w), expected);
@@ -61,86 +49,12 @@ struct serving {
     return lossy.clock();
   }
 
-  lamina::layout model = lamina_test::model_of({100, 7, 0, 1, 64, 33});
-  tensors parameters;
+  lamina::layout model = model_of({100, 7, 0, 1, 64, 33});
+  tensors<float> parameters = zeros_like<float>(model);
   lamina::server<float> server;
 };
 
-// A worker at the other end of a way that loses chunks, but none that it must bring.
-struct replica {
-  explicit replica(const tensors& like) : values(like), is_wrong(like) {
-    for (auto& layer : values) std::ranges::fill(layer, -777.0F);
-    for (auto& layer : is_wrong) std::ranges::fill(layer, 0.0F);
-  }
-
-  lamina::delivery take(const lamina::server_reply& reply, const lamina::layout& model,
-                        std::span<const element_range> required, const tensors& server, std::mt19937& random,
-                        std::size_t lost_of_10) {
-    lamina::delivery arrived(reply.sent(), chunk_elements);
-    for (const std::size_t l : reply.sent().sent()) {
-      for (std::size_t chunk = 0; chunk < arrived.chunks(l); ++chunk) {
-        const std::size_t begin = chunk * chunk_elements;
-        const bool is_required = std::ranges::any_of(required, [&](const element_range& each) {
-          return each.layer == l && each.begin <= begin && begin < each.end;
-        });
-        if (!is_required && below(random, 10) < lost_of_10) arrived.lose(l, chunk);
-      }
-    }
-    const auto bytes = reply.to_bytes();
-    const auto frame = lamina::decode<float>(bytes, model);
-    for (std::size_t l = 0; l < values.size(); ++l) frame.restore(l, values[l], arrived);
-    for (const auto& [layer, begin, end] : required) {
-      if (reply.sent().is_sent(layer)) continue;
-      ++repairs;
-      for (std::size_t i = begin; i < end; ++i) values[layer][i] = server[layer][i];
-    }
-    return arrived;
-  }
-  // Whether no value differs from the server's after this transfer and the one before.
-  bool heals(const tensors& server) {
-    bool is_right_in_time = true;
-    for (std::size_t l = 0; l < values.size(); ++l) {
-      for (std::size_t i = 0; i < values[l].size(); ++i) {
-        const bool was_wrong = is_wrong[l][i] != 0;
-        is_wrong[l][i] = values[l][i] != server[l][i] ? 1.0F : 0.0F;
-        if (was_wrong && is_wrong[l][i] != 0) is_right_in_time = false;
-      }
-    }
-    return is_right_in_time;
-  }
-
-  tensors values;
-  tensors is_wrong;  // 1 after the last transfer
-  std::size_t repairs = 0;
-};
-
 }  // namespace
-
-TEST_CASE("repair: a value that was lost is wrong for one transfer, and is repaired once") {
-  std::mt19937 random(2400);
-  constexpr std::size_t workers = 3;
-  serving at(workers);
-  std::vector<replica> replicas(workers, replica(at.parameters));
-  for (std::uint64_t t = 1; t <= 1000; ++t) {
-    lamina::selection updated(at.model);
-    for (std::size_t l = 0; l < at.model.layers(); ++l) {
-      if (below(random, 3) == 0) updated.send(l);
-    }
-    at.update(updated);
-    const bool is_reliable = t % 10 == 0;
-    for (std::size_t w = 0; w < workers; ++w) {
-      if (!is_reliable && below(random, 2) == 0) continue;  // this worker is slower
-      const auto reply = at.reply(w);
-      if (!is_reliable && below(random, 8) == 0) continue;  // the whole transfer failed
-      const auto arrived = replicas[w].take(reply, at.model, at.server.pending(w), at.parameters, random,
-                                            is_reliable ? 0 : 1 + below(random, 4));
-      at.server.commit(w, reply.clock(), arrived);
-      REQUIRE(replicas[w].heals(at.parameters));
-      if (is_reliable) REQUIRE(replicas[w].values == at.parameters);
-    }
-  }
-  for (const replica& each : replicas) CHECK(each.repairs > 50);
-}
 
 TEST_CASE("repair: what is pending stays until a later reply has arrived") {
   serving at(2);
@@ -192,10 +106,8 @@ TEST_CASE("repair: the delivery of another reply is refused by name and changes 
   const std::uint64_t clock = at.reply(1).clock();
   CHECK_THROWS_AS(at.server.commit(0, clock, right), std::invalid_argument);
   CHECK_THROWS_AS(at.server.commit(2, clock, right), std::out_of_range);
-  lamina::selection some(at.model);
-  some.send(0);
   using Catch::Matchers::Contains;
-  CHECK_THROWS_WITH(at.server.commit(1, clock, lamina::delivery(some, 64)),
+  CHECK_THROWS_WITH(at.server.commit(1, clock, lamina::delivery(some_of(at.model, {0}), 64)),
                     Contains("the delivery is of another frame"));
   CHECK_THROWS_WITH(at.server.commit(1, clock, lamina::delivery(at.all(), 32)),
                     Contains("a multiple of 64 elements, these have 32"));

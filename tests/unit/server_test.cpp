@@ -7,10 +7,10 @@
 #include <limits>
 #include <random>
 #include <stdexcept>
-#include <thread>
 #include <tuple>
 
 #include "catch.hpp"
+#include "executions.hpp"
 #include "frames.hpp"
 #include "lamina/codec.hpp"
 #include "lamina/worker.hpp"
@@ -34,11 +34,8 @@ bytes frame_of(const lamina::layout& model, const tensors<T>& layers, std::uint3
   for (std::size_t l = 0; l < layers.size(); ++l) {
     if (!layers[l].empty()) chosen.send(l);
   }
-  lamina::frame_encoder<T> encoder(model, run);
-  return encoder
-      .encode({.kind = kind, .step = step, .sender = sender, .payload = payload}, chosen,
-              [&](std::size_t l) { return std::span<const T>(layers[l]); })
-      .to_bytes();
+  return lamina_test::frame_of(chosen, layers,
+                               {.kind = kind, .step = step, .sender = sender, .payload = payload}, run);
 }
 
 // Those of a frame; empty vectors for those that were dropped.
@@ -102,15 +99,6 @@ tensors<T> literal_mean(const lamina::layout& model, const std::vector<tensors<T
   return mean;
 }
 
-constexpr auto backwards = [](std::size_t tasks, auto&& work) {
-  while (tasks-- > 0) work(tasks);
-};
-constexpr auto threads = [](std::size_t tasks, auto&& work) {
-  std::vector<std::thread> all;
-  for (std::size_t i = 0; i < tasks; ++i) all.emplace_back([&work, i] { work(i); });
-  for (std::thread& each : all) each.join();
-};
-
 }  // namespace
 
 TEMPLATE_TEST_CASE(
@@ -157,22 +145,22 @@ TEMPLATE_TEST_CASE(
   }
 }
 
-TEMPLATE_TEST_CASE("server: the mean is bitwise the same through any execution", "", float, double) {
+TEST_CASE("server: the mean is bitwise the same through any execution") {
   constexpr std::size_t task = 65'536;
   const lamina::layout model = model_of({1, task - 1, task, task + 1, 3 * task + 4097});
   std::mt19937 random(94);
-  std::vector<tensors<TestType>> sent;
-  for (int s = 0; s < 3; ++s) sent.push_back(random_layers<TestType>(random, model));
-  sent[0][4] = random_fractions<TestType>(random, 3 * task + 4097);
+  std::vector<tensors<float>> sent;
+  for (int s = 0; s < 3; ++s) sent.push_back(random_layers<float>(random, model));
+  sent[0][4] = random_fractions<float>(random, 3 * task + 4097);
   const auto expected = literal_mean(model, sent, 3);
   const auto through = [&](const auto& execution) {
-    lamina::server<TestType> server(model, {.workers = 3});
+    lamina::server<float> server(model, {.workers = 3});
     for (std::uint32_t s = 0; s < 3; ++s) REQUIRE_FALSE(server.add(frame_of(model, sent[s], s)));
     return update(server, execution);
   };
   CHECK(same_tensors(through(lamina::sequential{}), expected));
-  CHECK(same_tensors(through(backwards), expected));
-  CHECK(same_tensors(through(threads), expected));
+  CHECK(same_tensors(through(in_reverse), expected));
+  CHECK(same_tensors(through(in_threads_of(3)), expected));
 }
 
 TEST_CASE("server: asynchronous, each frame is a step of its own in the order of arrival, over all workers") {
@@ -275,18 +263,6 @@ TEST_CASE("server: a receive buffer may be used for one frame after another") {
   CHECK(update(server)[0] == std::vector<float>{1.5F});
 }
 
-TEST_CASE("server: the frame of a worker that is forgotten is gone, and may come again") {
-  const lamina::layout model = model_of({1});
-  lamina::server<float> server(model, {.workers = 2});
-  REQUIRE_FALSE(server.add(frame_of<float>(model, {{8}}, 0)));
-  server.forget(0);
-  CHECK(server.arrived().sent_layers() == 0);
-  CHECK(server.missing() == indices{0, 1});
-  REQUIRE_FALSE(server.add(frame_of<float>(model, {{4}}, 1)));
-  REQUIRE_FALSE(server.add(frame_of<float>(model, {{2}}, 0)));
-  CHECK(update(server)[0] == std::vector<float>{3});
-}
-
 TEST_CASE("server: options that make no server are refused by name") {
   const lamina::layout model = model_of({1});
   const auto refusal = [&](const lamina::server_options& options) {
@@ -313,43 +289,33 @@ namespace {
 struct serving {
   explicit serving(const lamina::server_options& options = {}) : server(model, options) {}
 
-  // A step in which all senders, or asynchronous this one, send these layers.
-  void update(const indices& layers, std::uint32_t by = 0) {
+  // A step in which all senders send these layers.
+  void update(const indices& layers) {
     tensors<float> gradients(model.layers());
     for (const std::size_t l : layers) gradients[l].assign(model.sizes()[l], 1);
-    for (std::uint32_t s = 0; s < server.senders(); ++s) {
-      if (!server.options().asynchronous || s == by)
-        REQUIRE_FALSE(server.add(frame_of(model, gradients, s, server.step(s))));
-    }
+    for (std::uint32_t s = 0; s < server.senders(); ++s)
+      REQUIRE_FALSE(server.add(frame_of(model, gradients, s, server.step(s))));
     ++updates;
     server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
       for (std::size_t i = 0; i < mean.size(); ++i)
         parameters[l][begin + i] = updates + static_cast<float>(begin + i) / 16;
     });
   }
-  struct what_came {
-    indices layers;
-    std::uint64_t clock;
-    friend bool operator==(const what_came& a, const indices& b) { return a.layers == b; }
-  };
-  what_came reply(std::size_t worker) {
+  // The layers that a worker is brought.
+  indices reply_and_commit(std::size_t worker) {
     const lamina::server_reply reply = server.reply(worker, parameters);
-    last = reply.to_bytes();
-    const auto view = lamina::decode<float>(last, model);
+    const bytes frame = reply.to_bytes();
+    const auto view = lamina::decode<float>(frame, model);
     CHECK(view.kind() == frame_kind::parameters);
     CHECK(view.step() == server.step(worker));
-    what_came found{{}, reply.clock()};
+    indices found;
     for (std::size_t l = 0; l < model.layers(); ++l) {
       CHECK(view.is_dropped(l) == reply.sent().is_dropped(l));
       if (view.is_dropped(l)) continue;
       CHECK(same_bits(view.layer(l), parameters[l]));
-      found.layers.push_back(l);
+      found.push_back(l);
     }
-    return found;
-  }
-  what_came reply_and_commit(std::size_t worker) {
-    const what_came found = reply(worker);
-    server.commit(worker, found.clock);
+    server.commit(worker, reply.clock());
     return found;
   }
 
@@ -357,89 +323,25 @@ struct serving {
   tensors<float> parameters = {{1, 2}, {3}, {}, {4, 5, 6}};
   lamina::server<float> server;
   float updates = 0;
-  bytes last;  // the last reply
 };
-
-const indices not_empty = {0, 1, 3};
 
 }  // namespace
 
 TEST_CASE(
-    "server: whatever is lost and in whatever order acknowledged, a reply brings what is missing, no more") {
-  struct reply_under_way {
-    serving::what_came reply;
-    std::vector<float> versions;  // of the layers then
-  };
-  const bool asynchronous = GENERATE(false, true);
-  for (std::uint32_t seed = 101; seed < 105; ++seed) {
-    std::mt19937 random(seed);
-    const std::size_t workers = 1 + below(random, 4);
-    serving at({.workers = workers, .asynchronous = asynchronous});
-    std::vector<float> versions(4, 0);
-    const std::vector<float> never(4, -1);
-    std::vector<std::vector<float>> known(workers, never);  // by the newest reply that was acknowledged
-    std::vector<std::vector<reply_under_way>> delivered(workers);
-    tensors<float> replicas(workers);
-    for (int event = 0; event < 300; ++event) {
-      const std::size_t w = below(random, workers);
-      const std::size_t what = below(random, 8);
-      if (what < 3) {
-        indices layers;
-        for (std::size_t l = 0; l < 4; ++l) {
-          if (random() % 3 == 0) layers.push_back(l);
-        }
-        at.update(layers, static_cast<std::uint32_t>(w));
-        for (const std::size_t l : layers) versions[l] = at.updates;
-      } else if (what < 6) {
-        indices expected;
-        for (const std::size_t l : not_empty) {
-          if (known[w][l] != versions[l]) expected.push_back(l);
-        }
-        const auto reply = at.reply(w);
-        REQUIRE(reply == expected);
-        if (random() % 3 == 0) continue;  // lost
-        replicas[w].resize(4, -1);
-        for (const std::size_t l : reply.layers) replicas[w][l] = versions[l];
-        for (const std::size_t l : not_empty) REQUIRE(replicas[w][l] == versions[l]);
-        delivered[w].push_back({reply, versions});
-      } else if (what == 6 && !delivered[w].empty()) {
-        const auto& one = delivered[w][below(random, delivered[w].size())];  // in any order, or twice
-        at.server.commit(w, one.reply.clock);
-        for (std::size_t l = 0; l < 4; ++l) known[w][l] = std::max(known[w][l], one.versions[l]);
-      } else if (below(random, 8) == 0) {
-        at.server.forget(w);
-        if (!delivered[w].empty()) at.server.commit(w, delivered[w].back().reply.clock);  // late
-        known[w] = never;
-        replicas[w].assign(4, -1);
-        delivered[w].clear();
-      }
-    }
-  }
-}
-
-TEST_CASE("server: workers that have seen the same share one frame, which points into the parameters") {
-  serving at({.workers = 3});
-  const auto reply = [&](std::size_t w) { return at.server.reply(w, at.parameters); };
-  const auto segments = reply(0).segments();
-  REQUIRE(segments.size() == 4);
-  CHECK(segments[1].data() == reinterpret_cast<const std::byte*>(at.parameters[0].data()));
-  CHECK(segments[3].data() == reinterpret_cast<const std::byte*>(at.parameters[3].data()));
-  CHECK(&reply(1).frame() == &reply(0).frame());
-  at.server.commit(0, reply(0).clock());
-  CHECK(&reply(0).frame() != &reply(1).frame());
-  CHECK(&reply(2).frame() == &reply(1).frame());
-}
-
-TEST_CASE("server: replies to several workers are under way at once") {
+    "server: workers that have seen the same share one frame, and several replies are under way at once") {
   const auto payload = GENERATE(lamina::payload_type::as_is, lamina::payload_type::bfloat16);
   serving at({.workers = 3, .payload = payload});
   const auto reply = [&](std::size_t w) { return at.server.reply(w, at.parameters); };
   const lamina::server_reply first = reply(0);
+  CHECK(&reply(1).frame() == &first.frame());
+  if (payload == lamina::payload_type::as_is)  // it points into the parameters
+    CHECK(first.segments()[3].data() == reinterpret_cast<const std::byte*>(at.parameters[3].data()));
   const bytes sent_first = first.to_bytes();
   at.server.commit(1, reply(1).clock());
   const lamina::server_reply other = reply(1);
   const bytes sent_other = other.to_bytes();
   CHECK(sent_other != sent_first);
+  CHECK(&reply(2).frame() == &first.frame());
   at.server.commit(2, reply(2).clock());
   std::ignore = reply(2);
   CHECK(first.to_bytes() == sent_first);
@@ -501,7 +403,7 @@ TEST_CASE("server: what throws in an update ends the step, so that no block is g
   CHECK(at.reply_and_commit(1) == indices{0, 3});
   CHECK(at.server.step(0) == 2);
   at.update({1});
-  CHECK(at.reply(1) == indices{1});
+  CHECK(at.reply_and_commit(1) == indices{1});
 }
 
 TEST_CASE("server: workers and server agree on fragments") {

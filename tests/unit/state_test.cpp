@@ -2,14 +2,12 @@
 #include "lamina/state.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
 #include <ranges>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -260,28 +258,6 @@ bytes with_number(bytes saved, std::size_t place, Number number) {
   return saved;
 }
 
-// A worker that has sent nothing: its residual is what was accumulated.
-template <class T>
-bytes state_with_residual(const lamina::layout& model, const tensors<T>& residual) {
-  worker_of<T> worker(model, {.threshold = std::numeric_limits<double>::infinity()});
-  one_step(worker, residual);
-  return worker.save();
-}
-
-// A range that makes its states while it is walked.
-struct range_of_copies {
-  struct iterator {
-    using value_type = bytes;
-    using difference_type = std::ptrdiff_t;
-    bytes operator*() const { return {}; }
-    iterator& operator++() { return *this; }
-    iterator operator++(int) { return *this; }
-    bool operator==(const iterator&) const { return true; }
-  };
-  iterator begin() const { return {}; }
-  iterator end() const { return {}; }
-};
-
 // What merging says when it throws: a decode_error with this code or, without one, std::invalid_argument.
 std::string merge_refusal(const std::vector<bytes>& states, const lamina::layout& model, errc code = {}) {
   try {
@@ -298,122 +274,58 @@ std::string merge_refusal(const std::vector<bytes>& states, const lamina::layout
 
 }  // namespace
 
-TEMPLATE_TEST_CASE(
-    "state: every field is checked by name under a good checksum, numbers at the limits included", "", float,
-    double) {
-  using lamina::detail::state_header;
-  constexpr std::array<std::uint64_t, 9> limits = {
-      0,          1,           0x7fffffff,         0x80000000,       0x80000001,
-      0xffffffff, 0x100000000, 0x8000000000000000, ~std::uint64_t{0}};
-  const lamina::layout model = model_of({3, 8, 5});
-  for (const double momentum : {0.0, 0.9}) {
-    // Nothing was sent, so that any step will do.
-    const worker_options options{.threshold = 1e30, .momentum = momentum};
-    auto worker = running<TestType>(model, options, 483);
-    const bytes saved = worker.save();
-    const auto refused = [&](const std::function<void(state_header&)>& change) {
-      return refusal(worker, with_header(saved, change));
-    };
-    for (const std::uint64_t number : limits) {
-      CAPTURE(number);
-      for (std::uint64_t state_header::*field :
-           {&state_header::layers, &state_header::elements, &state_header::fingerprint}) {
-        CHECK(refused([&](auto& h) { h.*field = number; }) == errc::wrong_layout);
-        const std::uint64_t more = std::max<std::uint64_t>(number, 1);
-        CHECK(refused([&](auto& h) { h.*field += more; }) == errc::wrong_layout);
-      }
-      worker_of<TestType> elsewhere(model, options);
-      elsewhere.load(with_header(saved, [&](auto& h) { h.step = number; }));
-      CHECK(elsewhere.steps() == number);
-    }
-    for (const int number : {0, 3, 256, 65535}) {
-      const auto version = [&](auto& h) { h.version = static_cast<std::uint16_t>(number); };
-      CHECK(refused(version) == errc::unsupported_version);
-    }
-    for (int number = 0; number < 256; ++number) {
-      const auto type = [&](auto& h) { h.element_type = static_cast<std::uint8_t>(number); };
-      const bool is_own = number == (sizeof(TestType) == 4 ? 1 : 2);
-      CHECK(refused(type) == (is_own ? errc{} : errc::wrong_element_type));
-    }
-    for (unsigned flags = 8; flags < 256; flags += 8) {
-      const auto flag = [&](auto& h) { h.flags = static_cast<std::uint8_t>(h.flags | flags); };
-      CHECK(refused(flag) != errc{});
-    }
-    CHECK(refused([](auto& h) { h.magic += 1; }) == errc::bad_magic);
-  }
-}
-
-TEMPLATE_TEST_CASE("state: of a model whose bytes cannot be counted is refused as truncated", "", float,
-                   double) {
+TEST_CASE("state: of a model whose bytes cannot be counted is refused as truncated") {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-  for (const std::size_t elements : {most / sizeof(TestType) + 1, most / sizeof(TestType) / 2 + 1, most}) {
+  for (const std::size_t elements : {most / 4 + 1, most / 8 + 1, most}) {
     for (const bool has_velocity : {false, true}) {
       CAPTURE(elements, has_velocity);
       const lamina::layout model = model_of({elements});
       lamina::detail::state_header header;
-      header.element_type = lamina::detail::element_code<TestType>;
+      header.element_type = lamina::detail::element_code<float>;
       header.flags = has_velocity ? lamina::detail::state_flag_velocity : 0;
       header.fingerprint = model.fingerprint();
       header.layers = 1;
       header.elements = elements;
       // As many bytes as the wrapped size says, if they are few.
-      const std::size_t wrapped = 8 + (has_velocity ? 2 : 1) * elements * sizeof(TestType);
+      const std::size_t wrapped = 8 + (has_velocity ? 2 : 1) * elements * sizeof(float);
       std::vector<bytes> states = {bytes(sizeof header + (wrapped < 1000 ? wrapped : 8))};
       std::memcpy(states[0].data(), &header, sizeof header);
-      CHECK(code_of([&] { lamina::merge_states<TestType>(states, model); }) == errc::truncated);
+      CHECK(code_of([&] { lamina::merge_states<float>(states, model); }) == errc::truncated);
     }
   }
 }
 
-TEMPLATE_TEST_CASE("state: merging copies of one state gives that state, whatever the options", "", float,
-                   double) {
-  const lamina::layout model = small_model();
+TEST_CASE("state: merging copies of one state gives that state, whatever the options") {
   for (const auto& [name, options] : all_options()) {
-    const auto worker = running<TestType>(model, options, 511, 7);
+    CAPTURE(name);
+    const auto worker = running<float>(small_model(), options, 511, 7);
     const bytes saved = worker.save();
-    for (const std::size_t workers : {1, 2, 3, 5, 7}) {
-      CAPTURE(name, workers);
-      const std::vector<bytes> copies(workers, saved);
-      REQUIRE(lamina::merge_states<TestType>(copies, worker.fragments()) == saved);
-    }
+    for (const std::size_t workers : {1, 3, 7})
+      REQUIRE(lamina::merge_states<float>(std::vector<bytes>(workers, saved), worker.fragments()) == saved);
   }
 }
 
-TEMPLATE_TEST_CASE("state: the merged residual is the mean, summed in the order of the workers", "", float,
-                   double) {
+TEST_CASE("state: the merged residual is the mean, summed in the order of the workers") {
   const lamina::layout model = small_model();
-  const auto check = [&](const worker_options& options) {
-    worker_of<TestType> worker(model, options);
-    std::vector<TestType> residuals(model.elements());
-    std::vector<TestType> velocities(options.momentum == 0 ? 0 : model.elements());
-    const auto states = saved_by<TestType>(3, model, options);
+  for (const worker_options& options : {worker_options{.drop_ratio = 0.7, .fragment_elements = 4096},
+                                        worker_options{.drop_ratio = 0.7, .momentum = 0.9}}) {
+    worker_of<float> worker(model, options);
+    std::vector<float> residuals(model.elements());
+    std::vector<float> velocities(options.momentum == 0 ? 0 : model.elements());
+    const auto states = saved_by<float>(3, model, options);
     for (const bytes& saved : states) {
       worker.load(saved);
       for (std::size_t i = 0; i < residuals.size(); ++i) residuals[i] += worker.residual().elements()[i];
       for (std::size_t i = 0; i < velocities.size(); ++i) velocities[i] += worker.residual().velocity()[i];
     }
     for (auto* each : {&residuals, &velocities}) {
-      for (TestType& element : *each) element /= 3;
+      for (float& element : *each) element /= 3;
     }
-    worker.load(lamina::merge_states<TestType>(states, worker.fragments()));
+    worker.load(lamina::merge_states<float>(states, worker.fragments()));
     CHECK(worker.steps() == 5);
     CHECK(same_bits(worker.residual().elements(), residuals));
     CHECK(same_bits(worker.residual().velocity(), velocities));
-  };
-  check({.drop_ratio = 0.7, .fragment_elements = 4096});
-  check({.drop_ratio = 0.7, .momentum = 0.9});
-
-  const lamina::layout one = model_of({1});
-  const auto merged_of = [&](const std::vector<TestType>& values) {
-    std::vector<bytes> saved;
-    for (const TestType value : values) saved.push_back(state_with_residual<TestType>(one, {{value}}));
-    worker_of<TestType> of_all(one);
-    of_all.load(lamina::merge_states<TestType>(saved, one));
-    return of_all.residual()[0][0];
-  };
-  const TestType huge = sizeof(TestType) == 4 ? TestType(1e8) : TestType(1e17);
-  CHECK(merged_of({huge, -huge, 3}) == 1);
-  CHECK(merged_of({3, huge, -huge}) == 0);
+  }
 }
 
 TEST_CASE("state: merged threshold and allowance are means, and an invalid threshold stays invalid") {
@@ -474,21 +386,22 @@ TEST_CASE("state: merged, a layer is sent in time, whichever worker had dropped 
 TEST_CASE("state: states to merge may be spans, at any address, but not copies that are gone") {
   const lamina::layout model = small_model();
   const auto states = saved_by<float>(3, model, {});
-  const bytes merged = lamina::merge_states<float>(states, model);
   std::vector<bytes> shifted;
-  std::vector<std::span<const std::byte>> spans;
   for (const bytes& saved : states) {
-    shifted.push_back(bytes(1));
+    shifted.emplace_back(1);
     shifted.back().insert(shifted.back().end(), saved.begin(), saved.end());
   }
+  std::vector<std::span<const std::byte>> spans;
   for (const bytes& each : shifted) spans.push_back(std::span(each).subspan(1));
-  CHECK(lamina::merge_states<float>(spans, model) == merged);
+  CHECK(lamina::merge_states<float>(spans, model) == lamina::merge_states<float>(states, model));
   worker_of<float> worker(model);
   worker.load(spans[1]);
   CHECK(worker.save() == states[1]);
+  // A range that makes its states while it is walked.
+  const auto copies = std::views::iota(0, 3) | std::views::transform([&](int k) { return states[k]; });
   STATIC_REQUIRE(lamina::detail::saved_states<std::vector<bytes>>);
-  STATIC_REQUIRE(std::ranges::input_range<range_of_copies>);
-  STATIC_REQUIRE_FALSE(lamina::detail::saved_states<range_of_copies>);
+  STATIC_REQUIRE(std::ranges::input_range<decltype(copies)>);
+  STATIC_REQUIRE_FALSE(lamina::detail::saved_states<decltype(copies)>);
 }
 
 TEST_CASE("state: merging says which state it refuses, also one with another memory than the first") {
@@ -513,34 +426,28 @@ TEST_CASE("state: merging says which state it refuses, also one with another mem
 TEST_CASE("state: merging refuses nothing at all, states of two steps, and numbers that are not finite") {
   const lamina::layout model = model_of({3, 2});
   const auto good = saved_by<float>(3, model, {});
-  CHECK(merge_refusal(good, model) == "(merged)");
   CHECK(contains(merge_refusal({}, model), "no saved state"));
-
   const std::string steps = merge_refusal({good[0], good[1], saved_by<float>(1, model, {}, 6)[0]}, model);
   CHECK(contains(steps, "saved state 0 is of step 5"));
   CHECK(contains(steps, "saved state 2 of step 6"));
 
-  const float nan_value = std::numeric_limits<float>::quiet_NaN();
-  const float infinity = std::numeric_limits<float>::infinity();
-  const float largest = std::numeric_limits<float>::max();
-  const worker_options heavy{.momentum = 0.5};
-  for (const auto& options : {worker_options{}, heavy}) {
+  using limits = std::numeric_limits<float>;
+  for (const auto& options : {worker_options{}, worker_options{.momentum = 0.5}}) {
     const auto saved = saved_by<float>(2, model, options);
     for (std::size_t place = 64 + 2 * 16; place < saved[0].size(); place += 4) {
       CAPTURE(place);
-      for (const float bad : {nan_value, infinity, -infinity}) {
+      for (const float bad : {limits::quiet_NaN(), limits::infinity(), -limits::infinity()}) {
         const bytes broken = with_number(saved[1], place, bad);
         CHECK(contains(merge_refusal({saved[0], broken}, model), "saved state 1 holds NaN"));
+        CHECK(contains(merge_refusal({broken, broken}, model), "saved state 0 holds NaN"));
         worker_of<float> worker(model, options);
         const bytes before = worker.save();
         CHECK_THROWS_AS(worker.load(broken), std::invalid_argument);
         CHECK(worker.save() == before);
-        CHECK(contains(merge_refusal({broken}, model), "saved state 0 holds NaN"));
-        CHECK(contains(merge_refusal({broken, broken}, model), "saved state 0 holds NaN"));
       }
-      const bytes large = with_number(saved[0], place, largest);
-      const bytes nearly = with_number(saved[1], place, largest / 2);
-      CHECK(contains(merge_refusal({large, nearly}, model), "overflow"));
+      const bytes large = with_number(saved[0], place, limits::max());
+      CHECK(contains(merge_refusal({large, with_number(saved[1], place, limits::max() / 2)}, model),
+                     "overflow"));
       CHECK(merge_refusal({large, large}, model) == "(merged)");
     }
   }
@@ -580,28 +487,21 @@ TEST_CASE("state: what lies elsewhere is saved as a worker saves it, and read ba
     const bytes saved = worker.save();
     const bool has_velocity = momentum > 0;
     const auto state = lamina::read_state<float>(saved, fragments, has_velocity);
-    CHECK(state.step == worker.steps());
-    CHECK(same_bits(state.memory.threshold, worker.threshold()));
-    CHECK(same_bits(state.residual, worker.residual().elements()));
-    CHECK(same_bits(state.velocity, worker.residual().velocity()));
-
-    const std::span<const float> residual = state.residual;
-    const std::span<const float> velocity = state.velocity;
     const auto save = [&](std::span<const float> a, std::span<const float> u) {
       return lamina::save_state<float>(fragments, state.memory, a, u, state.step, state.expected);
     };
-    CHECK(save(residual, velocity) == saved);
-    CHECK_THROWS_AS(save(residual.first(residual.size() - 1), velocity), std::invalid_argument);
-    CHECK_THROWS_AS(save(residual, residual.first(1)), std::invalid_argument);
-    std::vector<float> poisoned(residual.begin(), residual.end());
+    CHECK(state.step == worker.steps());
+    CHECK(save(state.residual, state.velocity) == saved);
+    CHECK_THROWS_AS(save(std::span(state.residual).subspan(1), state.velocity), std::invalid_argument);
+    CHECK_THROWS_AS(save(state.residual, std::span(state.residual).first(1)), std::invalid_argument);
+    std::vector<float> poisoned(state.residual.begin(), state.residual.end());
     poisoned.back() = std::numeric_limits<float>::infinity();
     const std::string& last = fragments[fragments.layers() - 1].name;
-    CHECK(contains(message_of<std::domain_error>([&] { save(poisoned, velocity); }), last));
+    CHECK(contains(message_of<std::domain_error>([&] { save(poisoned, state.velocity); }), last));
     if (has_velocity)
-      CHECK(contains(message_of<std::domain_error>([&] { save(residual, poisoned); }), "velocity"));
+      CHECK(contains(message_of<std::domain_error>([&] { save(state.residual, poisoned); }), "velocity"));
     const auto mismatch = [&] { (void)lamina::read_state<float>(saved, fragments, !has_velocity); };
     CHECK(contains(message_of<lamina::decode_error>(mismatch), "momentum"));
-    CHECK_THROWS_AS(lamina::read_state<float>(saved, model, has_velocity), lamina::decode_error);
     const bytes damaged =
         with_number(saved, saved.size() - sizeof(float), std::numeric_limits<float>::quiet_NaN());
     CHECK_THROWS_AS(lamina::read_state<float>(damaged, fragments, has_velocity), std::invalid_argument);

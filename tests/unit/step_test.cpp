@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The handle of a step: how long it lives, what it takes and what it gives.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <random>
@@ -11,6 +12,8 @@
 #include <vector>
 
 #include "catch.hpp"
+#include "lamina/codec.hpp"
+#include "lamina/worker.hpp"
 #include "steps.hpp"
 
 namespace lamina_test::step_test {
@@ -36,19 +39,17 @@ void refuses(const auto& call, const char* named) {
 }  // namespace
 
 TEST_CASE("step: one that is let go uncommitted stays in the residual, and the next frame has it once") {
-  const lamina::layout model = model_of({2});
-  worker each(model, {.threshold = 1});
+  worker each(model_of({2}), {.threshold = 1});
   for (const int reached : {0, 1, 2}) {  // added, selected, in a frame
     auto step = each.add(tensors<float>{{1, 2}});
     if (reached > 0) step.select();
     if (reached > 1) step.frame();
   }
   CHECK(each.steps() == 0);
-  auto received = zeros_like<float>(model);
-  receive<float>(received, send(each, {{10, 20}}), model);
+  auto received = zeros_like<float>(each.model());
+  receive<float>(received, send(each, {{10, 20}}), each.model());
   CHECK(received[0] == std::vector<float>{13, 26});
-  receive<float>(received, send(each, {{100, 200}}), model);
-  CHECK(received[0] == std::vector<float>{113, 226});
+  CHECK(each.residual().is_clear(0));
 }
 
 TEST_CASE("step: as long as one is open no other begins, and the worker tells which") {
@@ -71,18 +72,16 @@ TEST_CASE("step: one that got no gradient has not begun") {
   worker each(model_of({1, 1}), {.warm_up_steps = 8, .send_budget = 0.5, .at_least_every = 4});
   send(each, one_and_two);
   const bytes before = each.save();
-  lamina::selection all(each.fragments());
-  all.send_all();
   for (int k = 0; k < 2; ++k) {
     CHECK(each.begin().number() == 2);
-    CHECK(each.begin(all).number() == 2);
+    CHECK(each.begin(lamina::selection(each.fragments())).number() == 2);
     (void)each.begin().add(0, std::vector<float>{infinity});
     CHECK(each.steps() == 1);
     CHECK(each.save() == before);
   }
 }
 
-TEST_CASE("step: handles move, and only the last of them ends the step") {
+TEST_CASE("step: handles and workers move, and only the last handle ends the step") {
   STATIC_REQUIRE_FALSE(std::is_copy_constructible_v<worker::step>);
   STATIC_REQUIRE_FALSE(std::is_copy_assignable_v<worker::step>);
   STATIC_REQUIRE(std::is_nothrow_move_constructible_v<worker::step>);
@@ -98,19 +97,11 @@ TEST_CASE("step: handles move, and only the last of them ends the step") {
   second = std::move(other);
   CHECK_NOTHROW(each.begin());
   CHECK(residual_of(each) == std::vector<float>{1, 2});
+  const worker moved = std::move(another);
   second.frame();
   second.commit();
-  CHECK(residual_of(another) == std::vector<float>{0, 0});
-}
-
-TEST_CASE("step: a worker that moves takes its open step along") {
-  worker before(model_of({1, 1}), {.drop_ratio = 0});
-  auto step = before.add(one_and_two);
-  const worker after = std::move(before);
-  step.frame();
-  step.commit();
-  CHECK(residual_of(after) == std::vector<float>{0, 0});
-  CHECK(after.steps() == 1);
+  CHECK(residual_of(moved) == std::vector<float>{0, 0});
+  CHECK(moved.steps() == 1);
 }
 
 TEST_CASE("step: after commit what was sent can be read until the next step, and nothing be done") {
@@ -166,20 +157,14 @@ TEST_CASE("step: a handle of before a load is not one of the step with its numbe
   CHECK(residual_of(each) == std::vector<float>{0, 0});
 }
 
-TEST_CASE("step: a refused one has no frame, and says which layer it was") {
-  worker each(model_of({1, 1}));
-  auto step = each.add(tensors<float>{{1}, {infinity}});
-  CHECK_FALSE(step);
-  CHECK(step.refused_layer() == 1);
-  refuses([&] { step.frame(); }, "this handle has no step");
-  refuses([&] { (void)step.add(one_and_two); }, "this handle has no step");
-  step = each.add(one_and_two);
-  CHECK(step);
-  refuses([&] { (void)step.refused_layer(); }, "no gradient was refused");
-}
-
-TEST_CASE("step: a layer that is refused lacks its gradient until a good one comes, others keep theirs") {
+TEST_CASE("step: a layer that is refused is named, and lacks its gradient until a good one comes") {
   worker each(model_of({1, 1}), {.drop_ratio = 0});
+  {
+    auto refused = each.add(tensors<float>{{1}, {infinity}});
+    CHECK_FALSE(refused);
+    CHECK(refused.refused_layer() == 1);
+    refuses([&] { refused.frame(); }, "this handle has no step");
+  }
   auto step = each.begin();
   CHECK(step.add(0, std::vector<float>{1}));
   CHECK_FALSE(step.add(1, std::vector<float>{not_a_number}));
@@ -189,6 +174,7 @@ TEST_CASE("step: a layer that is refused lacks its gradient until a good one com
   CHECK_FALSE(step.add(tensors<float>{{1}, {infinity}}));  // none of the two
   CHECK(step.add(1, std::vector<float>{2}));
   CHECK(step);
+  refuses([&] { (void)step.refused_layer(); }, "no gradient was refused");
   CHECK_NOTHROW(step.frame());
   CHECK(residual_of(each) == std::vector<float>{1, 2});
 }
@@ -279,29 +265,25 @@ TEST_CASE("step: held fragments are dropped, whatever R, a budget, an age or a p
   CHECK_THROWS_AS(sent({}, std::vector<char>(3)), std::invalid_argument);
 }
 
-TEMPLATE_TEST_CASE("step: micro-batches add up to their gradient, also with momentum", "", float, double) {
+TEST_CASE("step: micro-batches add up to their gradient, also with momentum") {
   std::mt19937 random(811);
   const lamina::layout model = model_of({3, 70, 0, 4096 + 9, 5});
-  for (const std::size_t batches : {2, 4, 8}) {
-    const lamina::worker_options options{.drop_ratio = 0.7, .momentum = 0.5};
-    lamina::worker<TestType> whole(model, options);
-    lamina::worker<TestType> in_batches(model, options);
-    for (int t = 0; t < 6; ++t) {
-      const auto gradients = random_gradients<TestType>(random, model);
-      auto a = whole.add(gradients);
-      auto b = in_batches.begin();
-      for (std::size_t k = 0; k < batches; ++k) {
-        const double scale = 1 / static_cast<double>(batches);
-        if (k % 2 == 0) REQUIRE(b.add(gradients, scale));
-        for (std::size_t l = 0; k % 2 == 1 && l < model.layers(); ++l) REQUIRE(b.add(l, gradients[l], scale));
-      }
-      REQUIRE(same_bits(in_batches.residual().elements(), whole.residual().elements()));
-      REQUIRE(same_bits(in_batches.residual().velocity(), whole.residual().velocity()));
-      REQUIRE(same_bits(b.values(), a.values()));
-      REQUIRE(b.frame().to_bytes() == a.frame().to_bytes());
-      a.commit();
-      b.commit();
+  const lamina::worker_options options{.drop_ratio = 0.7, .momentum = 0.5};
+  worker whole(model, options);
+  worker in_batches(model, options);
+  for (int t = 0; t < 6; ++t) {
+    const auto gradients = random_gradients<float>(random, model);
+    auto a = whole.add(gradients);
+    auto b = in_batches.begin();
+    for (std::size_t k = 0; k < 4; ++k) {
+      if (k % 2 == 0) REQUIRE(b.add(gradients, 0.25));
+      for (std::size_t l = 0; k % 2 == 1 && l < model.layers(); ++l) REQUIRE(b.add(l, gradients[l], 0.25));
     }
+    REQUIRE(same_bits(b.values(), a.values()));
+    REQUIRE(b.frame().to_bytes() == a.frame().to_bytes());
+    a.commit();
+    b.commit();
+    REQUIRE(in_batches.save() == whole.save());
   }
 }
 
@@ -332,22 +314,6 @@ TEST_CASE("step: a layer without a gradient is skipped; what it holds may be sen
   CHECK(copy_of(step.values()) == std::vector<double>{0, 4.5});
 }
 
-TEST_CASE("step: a skipped layer has the value of what a rounded payload or a loss has left") {
-  worker rounded(model_of({1}), {.drop_ratio = 0, .payload = payload_type::bfloat16});
-  send(rounded, {{1 + 0x1p-12F}});
-  auto of_rounded = rounded.add(optional_gradients{std::nullopt});
-  CHECK(of_rounded.values()[0] == 0x1p-12);
-
-  worker lossy(model_of({8, 8, 8}), {.drop_ratio = 0});
-  auto step = lossy.add(tensors<float>(3, std::vector<float>(8, 4)));
-  lamina::delivery arrived(step.select(), 2);
-  arrived.lose(0, 3);
-  for (std::size_t chunk = 0; chunk < 4; ++chunk) arrived.lose(1, chunk);
-  step.commit(arrived);
-  auto next = lossy.add(optional_gradients(3));
-  CHECK(copy_of(next.values()) == std::vector<double>{1, 4, 0});
-}
-
 TEST_CASE("step: what is packed is what a frame would hold, scaled; unpack puts it back") {
   std::mt19937 random(814);
   const lamina::layout model = model_of({9000, 3, 0, 70, 4096});
@@ -366,28 +332,25 @@ TEST_CASE("step: what is packed is what a frame would hold, scaled; unpack puts 
     CHECK(written.size() == step.sent().sent_elements());
     step.commit();
 
-    const bytes in_frame = send(framing, gradients);
-    const auto frame = lamina::decode<float>(in_frame, framing.fragments());
+    tensors<float> expected = zeros_like<float>(packing.fragments());
+    receive<float>(expected, send(framing, gradients), framing.fragments());
     auto restored = gradients;
     step.unpack(packed, restored);
     std::vector<std::vector<lamina::bfloat16>> halves;
     for (const std::size_t size : model.sizes()) halves.emplace_back(size, lamina::bfloat16{0x7fc0});
     step.unpack(packed, halves);
-    for (std::size_t f = 0; f < packing.fragments().layers(); ++f) {
+    for (std::size_t f = 0; f < expected.size(); ++f) {
       const std::size_t layer = packing.tiles().layer_of(f);
-      std::vector<float> expected(packing.fragments().sizes()[f]);
-      if (!frame.is_dropped(f)) frame.restore(f, expected);
-      for (std::size_t i = 0; i < expected.size(); ++i) {
+      for (std::size_t i = 0; i < expected[f].size(); ++i) {
         const std::size_t at = packing.tiles().begin(f) + i;
-        REQUIRE(restored[layer][at] == expected[i] / 4);
-        REQUIRE(halves[layer][at] == lamina::saturating_round<lamina::bfloat16>(expected[i] / 4));
+        REQUIRE(restored[layer][at] == expected[f][i] / 4);
+        REQUIRE(halves[layer][at] == lamina::saturating_round<lamina::bfloat16>(expected[f][i] / 4));
       }
     }
-    REQUIRE(residual_of(packing) == residual_of(framing));
-    tensors<float> one_is_short = gradients;
-    one_is_short[0].pop_back();
-    CHECK_THROWS_AS(step.unpack(packed, one_is_short), std::invalid_argument);
-    CHECK_THROWS_AS(step.unpack(std::span(packed).subspan(1), restored), std::invalid_argument);
+    REQUIRE(packing.save() == framing.save());
+    restored[0].pop_back();
+    CHECK_THROWS_AS(step.unpack(packed, restored), std::invalid_argument);
+    CHECK_THROWS_AS(step.unpack(std::span(packed).subspan(1), halves), std::invalid_argument);
   }
 }
 
@@ -405,26 +368,13 @@ TEMPLATE_TEST_CASE("step: what is packed in half the bytes is what a frame would
   for (int t = 0; t < 6; ++t) {
     const auto gradients = rounding_gradients<float>(random, model);
     auto step = packing.add(gradients);
-    auto by_frame = framing.add(gradients);
-    const std::vector<float> before = residual_of(packing);
     step.select();
     std::vector<std::conditional_t<is_brain, lamina::float16, lamina::bfloat16>> other;
     CHECK_THROWS_AS(step.pack(other), std::invalid_argument);
     CHECK(step.pack(packed).size() == step.sent().sent_elements());
     step.commit();
-
-    const bytes frame = by_frame.frame().to_bytes();
-    by_frame.commit();
-    const auto in_frame = std::span(frame).last(packed.size() * 2);
-    REQUIRE(std::ranges::equal(std::as_bytes(std::span(packed)), in_frame));
-    std::size_t next = 0;
-    for (const std::size_t l : step.sent().sent()) {
-      for (std::size_t i = 0; i < model.sizes()[l]; ++i, ++next) {
-        const std::size_t at = model.offset(l) + i;
-        REQUIRE(lamina::to_float(packed[next]) + packing.residual().elements()[at] == before[at]);
-        REQUIRE(packing.residual().velocity()[at] == 0);
-      }
-    }
+    const bytes frame = send(framing, gradients);
+    REQUIRE(std::ranges::equal(std::as_bytes(std::span(packed)), std::span(frame).last(packed.size() * 2)));
     REQUIRE(packing.save() == framing.save());
   }
   worker as_it_is(model);
@@ -455,6 +405,108 @@ TEST_CASE("step: what a tensor's library throws goes on to the caller, and nothi
   CHECK_THROWS_WITH(each.add(std::vector<tensor_of_another_library>(1)), "the device is gone");
   CHECK_THROWS_WITH(each.begin().add(0, tensor_of_another_library{}), "the device is gone");
   CHECK(each.steps() == 0);
+}
+
+namespace {
+
+/// NaN for a layer of zeros: their mean over how many are not zero.
+struct mean_of_what_is_not_zero {
+  static double map(float x) { return std::abs(static_cast<double>(x)); }
+  static double map(double x) { return std::abs(x); }
+  static double combine(double a, double b) { return a + b; }
+  static double finish(double total, std::size_t) { return total == 0 ? std::nan("") : total; }
+};
+
+}  // namespace
+
+TEST_CASE("worker: a frame holds the step, the sender and the layers at or above the threshold") {
+  const lamina::layout model = model_of({2, 3, 0, 1});
+  lamina::worker<float> worker(model, {.threshold = 2, .sender = 5});
+  auto step = worker.add(tensors<float>{{1, -3}, {1, 1, 2.5}, {}, {-7}});
+  CHECK(copy_of(step.values()) == std::vector<double>{2, 1.5, 0, 7});
+  const bytes frame = step.frame().to_bytes();
+  const auto view = lamina::decode<float>(frame, model);
+  CHECK(view.kind() == lamina::frame_kind::gradients);
+  CHECK(view.step() == 1);
+  CHECK(view.sender() == 5);
+  CHECK(same_bits(view.layer(0), std::vector<float>{1, -3}));  // at the threshold
+  CHECK(same_bits(view.layer(3), std::vector<float>{-7}));
+  CHECK(sent_of(step.sent()) == "1001");
+  CHECK(worker.threshold() == 2);
+}
+
+TEST_CASE("worker: a search whose step was let go undecided is made up for in the next") {
+  lamina::worker<float> worker(model_of({1, 1}), {.drop_ratio = 0.5, .search_every = 100});
+  (void)worker.add(tensors<float>{{1}, {2}});
+  auto step = worker.add(tensors<float>{{1}, {2}});
+  CHECK(step.number() == 1);
+  CHECK(sent_of(step.select()) == "01");
+  CHECK(worker.threshold() == 4);
+}
+
+TEST_CASE("worker: the functor given decides") {
+  // Sums favour the large layer, means the small one.
+  const tensors<float> gradients = {{3}, {1, 1, 1, 1}};
+  lamina::worker<float> by_mean(model_of({1, 4}), {.threshold = 2});
+  lamina::worker<float, lamina::l1_norm> by_sum(model_of({1, 4}), {.threshold = 3.5});
+  CHECK(sent_of(by_mean.add(gradients).select()) == "10");
+  CHECK(sent_of(by_sum.add(gradients).select()) == "01");
+}
+
+TEST_CASE("worker: a threshold of -1 that was found is a threshold like any other") {
+  lamina::worker<float, signed_mean> worker(model_of({1, 1}), {.drop_ratio = 0.5});
+  CHECK(sent_of(worker.add(tensors<float>{{-3}, {-1}}).select()) == "01");
+  CHECK(worker.threshold() == -1);
+}
+
+TEST_CASE("worker: a value that is NaN sends its layer first, its own and an agreed one") {
+  const lamina::layout model = model_of({100, 1, 100});
+  const auto sent = [&](const lamina::worker_options& options) {
+    lamina::worker<float, mean_of_what_is_not_zero> worker(model, options);
+    auto step = worker.add(tensors<float>{std::vector<float>(100, 1), {0}, std::vector<float>(100, 2)});
+    CHECK(std::isnan(step.values()[1]));
+    return sent_of(step.select());
+  };
+  CHECK(sent({.threshold = 1e9}) == "010");
+  CHECK(sent({.drop_ratio = 0.5}) == "011");
+  CHECK(sent({.send_budget = 0.01}) == "010");
+  CHECK(sent({.send_budget = 0.001}) == "000");  // not even one element
+  lamina::worker<float> worker(model_of({1, 1}), {.drop_ratio = 0.5});
+  auto step = worker.add(tensors<float>{{1}, {2}});
+  step.values()[0] = std::nan("");
+  CHECK(sent_of(step.select()) == "10");
+}
+
+TEST_CASE("worker: a mistake throws, names what is wrong, and changes nothing") {
+  const lamina::layout model({{"first", {2}}, {"last", {2}}});
+  lamina::worker<float> worker(model);
+  const auto refused = [&](const tensors<float>& gradients, const char* named, double scale = 1) {
+    CHECK(contains(message_of<std::invalid_argument>([&] { (void)worker.add(gradients, scale); }), named));
+    CHECK(worker.steps() == 0);
+    CHECK(residual_of(worker) == std::vector<float>(4));
+  };
+  refused({{1, 2}, {3, 4, 5}}, "'last'");
+  refused({{1, 2}}, "2 layers, got 1");
+  refused({{1, 2}, {3, 4}, {5}}, "2 layers, got 3");
+  for (const double scale : {std::nan(""), HUGE_VAL, 1e300}) refused({{1, 2}, {3, 4}}, "scale", scale);
+  refused({{1, 2}, {3, 4}}, "of their type, got 1e-46", 1e-46);
+  CHECK_NOTHROW(worker.add(tensors<float>{{1, 2}, {3, 4}}).frame());
+}
+
+TEST_CASE("worker: a model without layers, and an option outside its range, are refused by name") {
+  CHECK_THROWS_AS(lamina::worker<float>(model_of({})), std::invalid_argument);
+  const auto refused = [](const lamina::worker_options& options, const char* named) {
+    CHECK(contains(message_of<std::invalid_argument>([&] { lamina::worker<float>(model_of({1}), options); }),
+                   named));
+  };
+  for (const double ratio : {-0.1, 1.1, std::nan("")}) refused({.drop_ratio = ratio}, "drop ratio");
+  for (const double budget : {-1.0, 0.0, 1.1, std::nan("")}) refused({.send_budget = budget}, "send_budget");
+  for (const double momentum : {-0.1, 1.0, std::nan("")}) refused({.momentum = momentum}, "momentum");
+  refused({.search_every = 0}, "search_every");
+  refused({.threshold = std::nan("")}, "threshold");
+  refused({.fragment_elements = 1}, "must be a multiple of 4096");
+  refused({.payload = static_cast<lamina::payload_type>(99)}, "payload");
+  refused({.always_sent = {1}}, "layer 1");
 }
 
 }  // namespace lamina_test::step_test
