@@ -83,10 +83,8 @@ bytes some_list(control_type type) {
 // A BEGIN, as the sender writes it, of a frame of fragments 0 and 3 in which chunk 4 of fragment 3 is required.
 bytes some_begin(lamina::frame_kind kind = lamina::frame_kind::gradients) {
   std::mt19937 random(71);
-  lamina::selection sent(some_model());
-  sent.send(0);
-  sent.send(3);
-  const made_frame<float> made(random, some_model(), sent, payload_type::as_is, kind);
+  const made_frame<float> made(random, some_model(), some_of(some_model(), {0, 3}), payload_type::as_is,
+                               kind);
   const auto chunks = made.cut(some_grid(), 100'000);
   bounded::bounded_sender sender(some_grid(), {.secret = test_secret});
   const std::vector required = {bounded::chunk{3, 4, 0}};
@@ -116,22 +114,6 @@ std::error_code opened(const bytes& begin, lamina::frame_kind kind = lamina::fra
 }
 
 }  // namespace
-
-TEST_CASE("control: every field of the header has its place") {
-  const bytes written = message(control_type::probe, 0x11121314, 0x21222324, std::uint32_t{0x31323334});
-  constexpr std::array<unsigned, 16> expected = {4,    0,    0,    0,    5,    1,    0,    0,
-                                                 0x14, 0x13, 0x12, 0x11, 0x24, 0x23, 0x22, 0x21};
-  for (std::size_t i = 0; i < expected.size(); ++i)
-    CHECK(std::to_integer<unsigned>(written[i]) == expected[i]);
-  bytes hashed(written.begin(), written.begin() + 16);
-  hashed.insert(hashed.end(), written.begin() + 24, written.end());
-  std::uint64_t sum = 0;
-  std::memcpy(&sum, written.data() + 16, sizeof sum);
-  CHECK(sum == XXH3_64bits_withSeed(hashed.data(), hashed.size(), test_secret));
-  std::uint32_t number = 0;
-  CHECK_FALSE(bounded::read_body(body_of(written), number));
-  CHECK(number == 0x31323334);
-}
 
 TEST_CASE("control: every truncation and every flipped bit is refused by name") {
   const std::array<bytes, 6> all = {some_begin(),
@@ -240,55 +222,47 @@ TEST_CASE("control: a list says what was written, and nothing else is one") {
 TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by name") {
   const bytes good = some_begin();
   REQUIRE_FALSE(opened(good));
-  constexpr std::size_t prefix = 8;
   CHECK(opened(good, lamina::frame_kind::parameters) == errc::unexpected_kind);
   CHECK(opened(good, lamina::frame_kind::gradients, 99'999) == errc::bound_too_large);
-  CHECK(opened(with(good, 0, std::uint32_t{500'001})) == errc::bound_too_large);
   for (const std::uint32_t count : {0U, 1U, 0x7fffffffU, 0x80000000U, 0xffffffffU}) {
-    const std::error_code error = opened(with(good, 4, count));
-    CAPTURE(count, error.message());
-    CHECK(error);
+    CAPTURE(count);
+    CHECK(opened(with(good, 4, count)));
   }
-  // The prefix, as decode() names it.
-  CHECK(opened(with(good, prefix, std::uint32_t{0})) == errc::bad_magic);
-  CHECK(opened(with(good, prefix + 4, std::uint16_t{1})) == errc::unsupported_version);
-  CHECK(opened(with(good, prefix + 6, std::uint8_t{2})) == errc::wrong_element_type);
-  CHECK(opened(with(good, prefix + 6, std::uint8_t{3})) == errc::wrong_element_type);
-  CHECK(opened(with(good, prefix + 7, std::uint8_t{3})) == errc::unknown_kind);
-  CHECK(opened(with(good, prefix + 7, std::uint8_t{2})) == errc::unexpected_kind);
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{4})) == errc::nonzero_reserved);
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{0})) ==
-        errc::unexpected_sequence);  // not the last of its step
-  CHECK(opened(with(good, prefix + 8, std::uint32_t{3})) == errc::has_checksum);
-  CHECK(opened(with(good, prefix + 24, std::uint64_t{1})) == errc::wrong_layout);
-  CHECK(opened(with(good, prefix + 32, std::uint32_t{5})) == errc::wrong_layout);
-  CHECK(opened(with(good, prefix + 32, ~std::uint32_t{0})) == errc::wrong_layout);
-  CHECK(opened(with(good, prefix + 36, std::uint16_t{1})) == errc::unexpected_sequence);
-  CHECK(opened(with(good, prefix + 38, std::uint8_t{1})) == errc::wrong_payload_type);
-  CHECK(opened(with(good, prefix + 38, std::uint8_t{6})) == errc::unknown_payload_type);
-  CHECK(opened(with(good, prefix + 39, std::uint8_t{65})) == errc::nonzero_reserved);
-  CHECK(opened(with(good, prefix + 40, std::uint64_t{3161})) == errc::bad_payload_size);
-  CHECK(opened(with(good, prefix + 40, ~std::uint64_t{0})) == errc::bad_payload_size);
-  CHECK(opened(with(good, prefix + 52, std::uint32_t{1})) == errc::nonzero_reserved);
-  CHECK(opened(with(good, prefix + 56, std::uint64_t{1})) == errc::checksum_mismatch);
-  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b11001})) == errc::bad_presence);
-  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1011})) == errc::bad_presence);  // an empty layer
-  CHECK(opened(with(good, prefix + 127, std::uint8_t{1})) == errc::bad_presence);
-  CHECK(opened(with(good, prefix + 64, std::uint8_t{0b1101})) == errc::bad_payload_size);
-  // The chunk that is required.
-  CHECK(opened(with(good, prefix + 128, std::uint32_t{4})) == errc::no_such_chunk);
-  CHECK(opened(with(good, prefix + 132, std::uint32_t{10})) == errc::no_such_chunk);
-  // Fragment 2 is not in the frame, and a gradient is not repaired.
-  CHECK(opened(with(with(good, prefix + 128, std::uint32_t{2}), prefix + 132, std::uint32_t{0})) ==
-        errc::no_such_chunk);
+  constexpr std::size_t prefix = 8, required = prefix + 128;
+  struct row {
+    std::size_t offset, width;
+    std::uint64_t value;
+    errc expected;
+  };
+  for (const row& each :
+       {row{0, 4, 500'001, errc::bound_too_large},
+        // The prefix, as decode() names it.
+        row{prefix, 4, 0, errc::bad_magic}, row{prefix + 4, 2, 1, errc::unsupported_version},
+        row{prefix + 6, 1, 2, errc::wrong_element_type}, row{prefix + 7, 1, 3, errc::unknown_kind},
+        row{prefix + 7, 1, 2, errc::unexpected_kind}, row{prefix + 8, 4, 4, errc::nonzero_reserved},
+        row{prefix + 8, 4, 0, errc::unexpected_sequence},  // not the last of its step
+        row{prefix + 8, 4, 3, errc::has_checksum}, row{prefix + 24, 8, 1, errc::wrong_layout},
+        row{prefix + 32, 4, 5, errc::wrong_layout}, row{prefix + 36, 2, 1, errc::unexpected_sequence},
+        row{prefix + 38, 1, 1, errc::wrong_payload_type}, row{prefix + 38, 1, 6, errc::unknown_payload_type},
+        row{prefix + 39, 1, 65, errc::nonzero_reserved}, row{prefix + 40, 8, 3161, errc::bad_payload_size},
+        row{prefix + 40, 8, ~std::uint64_t{0}, errc::bad_payload_size},
+        row{prefix + 52, 4, 1, errc::nonzero_reserved}, row{prefix + 56, 8, 1, errc::checksum_mismatch},
+        row{prefix + 64, 1, 0b11001, errc::bad_presence},
+        row{prefix + 64, 1, 0b1011, errc::bad_presence},  // an empty layer
+        row{prefix + 127, 1, 1, errc::bad_presence}, row{prefix + 64, 1, 0b1101, errc::bad_payload_size},
+        // The chunk that is required; fragment 2 is not in the frame.
+        row{required, 4, 4, errc::no_such_chunk}, row{required, 4, 2, errc::no_such_chunk},
+        row{required + 4, 4, 10, errc::no_such_chunk}}) {
+    CAPTURE(each.offset, each.value);
+    bytes changed = good;
+    std::memcpy(changed.data() + 24 + each.offset, &each.value, each.width);
+    CHECK(opened(resealed(changed)) == each.expected);
+  }
+  // Of parameters such a chunk is repaired.
   const bytes parameters = some_begin(lamina::frame_kind::parameters);
-  CHECK_FALSE(opened(with(with(parameters, prefix + 128, std::uint32_t{2}), prefix + 132, std::uint32_t{0}),
+  CHECK_FALSE(opened(with(with(parameters, required, std::uint32_t{2}), required + 4, std::uint32_t{0}),
                      lamina::frame_kind::parameters));
-}
-
-TEST_CASE("control: required chunks stand in order, and once") {
-  const bytes good = some_begin();
-  // One more behind the one that is there: 3, 4.
+  // Required chunks stand in order, and once: one more behind the one that is there, 3 and 4.
   const auto with_another = [&](std::uint32_t fragment, std::uint32_t index) {
     bytes more(good);
     const std::array<std::uint32_t, 2> pair = {fragment, index};
@@ -296,11 +270,10 @@ TEST_CASE("control: required chunks stand in order, and once") {
     more.insert(more.end(), raw.begin(), raw.end());
     const auto body = static_cast<std::uint32_t>(more.size() - 24);
     std::memcpy(more.data(), &body, sizeof body);
-    return with(more, 0, std::uint32_t{100'000});
+    return resealed(more);
   };
   CHECK_FALSE(opened(with_another(3, 5)));
   CHECK(opened(with_another(3, 4)) == errc::bad_list);
-  CHECK(opened(with_another(3, 3)) == errc::bad_list);
   CHECK(opened(with_another(0, 2)) == errc::bad_list);
 }
 
@@ -313,18 +286,11 @@ TEST_CASE("control: HELLO says who is there, and its check proves the secret") {
                                   .chunk_elements = 352,
                                   .mtu = 1500};
   bounded::control_writer writer(test_secret, 64);
-  const auto written = writer.write(control_type::hello, 0, 0, hello);
-  const bytes good(written.begin(), written.end());
+  const bytes good = copy_of(writer.write(control_type::hello, 0, 0, hello));
   CHECK_FALSE(verdict(good));
   bounded::hello_body read;
   CHECK_FALSE(bounded::read_body(body_of(good), read));
   CHECK(std::memcmp(&read, &hello, sizeof hello) == 0);
-  for (std::size_t bit = 0; bit < 8 * 32; ++bit) {
-    bytes flipped = good;
-    flipped[24 + bit / 8] ^= std::byte{1} << (bit % 8);
-    CAPTURE(bit);
-    CHECK(verdict(flipped) == errc::bad_check);
-  }
   CHECK(bounded::read_body(body_of(good).first(31), read) == errc::truncated);
   bounded::control_writer stranger(test_secret + 1, 64);
   CHECK(verdict(stranger.write(control_type::hello, 0, 0, hello)) == errc::bad_check);

@@ -9,14 +9,11 @@
 #include <optional>
 #include <random>
 #include <span>
-#include <stdexcept>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "lamina/bounded/packet.hpp"
 #include "lamina/bounded/rate.hpp"
-#include "lamina/detail/finite.hpp"
 
 namespace lamina_test {
 
@@ -30,9 +27,7 @@ struct channel_options {
   double duplicate = 0;  ///< arrive twice
   double damage = 0;     ///< arrive with one bit flipped
   instant delay = std::chrono::microseconds(50);
-  instant jitter = {};      ///< so much more at most, drawn for each: they overtake each other
-  std::uint32_t paths = 1;  ///< used in turn
-  instant path_delay = {};  ///< path k takes k times as much longer
+  instant jitter = {};  ///< so much more at most, drawn for each: they overtake each other
   /// Of the one link that all go through, before they are delayed; 0: none, and no queue.
   double link_bits = 0;              ///< a second
   std::size_t queue_bytes = 65'536;  ///< what does not fit is dropped at the tail
@@ -47,28 +42,13 @@ class lossy_channel {
     std::vector<std::byte> bytes;
   };
   struct channel_counters {
-    std::uint64_t sent = 0;
-    std::uint64_t lost = 0;        ///< at random
-    std::uint64_t dropped = 0;     ///< by the queue
     std::uint64_t wire_bytes = 0;  ///< that went through the link
   };
 
-  /// Throws std::invalid_argument for a share outside [0, 1], a negative time or rate, and no paths.
-  explicit lossy_channel(const channel_options& options = {}) : options_(options), random_(options.seed) {
-    for (const double share : {options.loss, options.duplicate, options.damage}) {
-      if (!lamina::detail::is_finite(share) || share < 0 || share > 1)
-        throw std::invalid_argument("a share of datagrams of " + std::to_string(share) + ": outside [0, 1]");
-    }
-    if (options.paths == 0 || options.delay < instant(0) || options.jitter < instant(0) ||
-        options.path_delay < instant(0) || !lamina::detail::is_finite(options.link_bits) ||
-        options.link_bits < 0) {
-      throw std::invalid_argument("a channel has a path, and no time or rate below 0");
-    }
-  }
+  explicit lossy_channel(const channel_options& options = {}) : options_(options), random_(options.seed) {}
 
   /// Takes what the pieces are when they are joined.
   void send(std::size_t from, std::initializer_list<std::span<const std::byte>> pieces, instant now) {
-    ++counters_.sent;
     std::size_t bytes = 0;
     for (const auto piece : pieces) bytes += piece.size();
     // Drawn whatever becomes of it, so that a change of one share moves none of the others' draws.
@@ -76,23 +56,16 @@ class lossy_channel {
     const bool is_doubled = draw(options_.duplicate);
     const bool is_damaged = draw(options_.damage);
     const std::uint64_t bit = random_();
-    const instant path = options_.path_delay * (turn_++ % options_.paths);
     const instant first = jitter();
     const instant second = jitter();
-    if (is_lost) {
-      ++counters_.lost;
-      return;
-    }
+    if (is_lost) return;
     const std::optional<instant> leaves = through_link(bytes + lamina::bounded::packet_overhead_bytes, now);
-    if (!leaves) {
-      ++counters_.dropped;
-      return;
-    }
+    if (!leaves) return;
     std::vector<std::byte> joined;
     joined.reserve(bytes);
     for (const auto piece : pieces) joined.insert(joined.end(), piece.begin(), piece.end());
     if (is_damaged && bytes > 0) joined[bit / 8 % bytes] ^= std::byte{1} << (bit % 8);
-    const instant arrives = *leaves + options_.delay + path;
+    const instant arrives = *leaves + options_.delay;
     if (is_doubled) add({arrives + second, 0, {from, joined}});
     add({arrives + first, 0, {from, std::move(joined)}});
   }
@@ -155,7 +128,6 @@ class lossy_channel {
   std::mt19937_64 random_;
   std::vector<arrival> under_way_;  // a heap
   std::uint64_t number_ = 0;
-  std::uint32_t turn_ = 0;
   instant free_at_{};
   channel_counters counters_;
 };

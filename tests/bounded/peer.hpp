@@ -22,11 +22,7 @@ class peer {
                                       const Fields&... fields) {
     writer_.clear();
     (writer_.put(fields), ...);
-    const auto all = writer_.finish(type, transfer, round);
-    bounded::control_message message;
-    std::memcpy(&message.header, all.data(), sizeof message.header);
-    message.body = all.subspan(bounded::control_header_bytes);
-    return message;
+    return finished(type, transfer, round);
   }
   /// WANTED or STOP: for each fragment listed its bits.
   bounded::control_message list(control_type type, std::uint32_t transfer, std::uint32_t round,
@@ -39,6 +35,11 @@ class peer {
       writer_.put(fragment);
       writer_.put(bits);
     }
+    return finished(type, transfer, round);
+  }
+
+ private:
+  bounded::control_message finished(control_type type, std::uint32_t transfer, std::uint32_t round) {
     const auto all = writer_.finish(type, transfer, round);
     bounded::control_message message;
     std::memcpy(&message.header, all.data(), sizeof message.header);
@@ -46,7 +47,6 @@ class peer {
     return message;
   }
 
- private:
   bounded::control_writer writer_{test_secret, 1000};
 };
 

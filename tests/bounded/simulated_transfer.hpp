@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <optional>
@@ -39,6 +40,29 @@ inline lamina::selection everything(const lamina::layout& model) {
   lamina::selection chosen(model);
   chosen.send_all();
   return chosen;
+}
+inline lamina::selection some_of(const lamina::layout& model, const std::vector<std::size_t>& layers) {
+  lamina::selection some(model);
+  for (const std::size_t l : layers) some.send(l);
+  return some;
+}
+
+inline std::vector<std::byte> copy_of(std::span<const std::byte> all) {
+  return {all.begin(), all.end()};
+}
+/// A packet as it arrives.
+inline std::vector<std::byte> joined(const bounded::outgoing_packet& packet) {
+  std::vector<std::byte> all(packet.header.begin(), packet.header.end());
+  for (const auto piece : packet.data) all.insert(all.end(), piece.begin(), piece.end());
+  return all;
+}
+/// The packet under a good check, whatever was changed in it.
+inline std::vector<std::byte> sealed_packet(std::vector<std::byte> changed) {
+  bounded::keyed_check check(test_secret);
+  const std::span<const std::byte> all = changed;
+  const std::uint64_t sum = check.of({all.first(48), all.subspan(56)});
+  std::memcpy(changed.data() + 48, &sum, sizeof sum);
+  return changed;
 }
 
 /// A frame of gradients, or of parameters, and what it points to.
@@ -80,6 +104,8 @@ class simulated_link {
     bounded::rate_options rate = {.link_bits = 10'000'000'000, .senders = 1};
     std::uint32_t last_transfer = 0;
     instant begins_at = 0s;
+    std::pair<lossy_channel*, std::size_t> shared =
+        {};  ///< a way for the data of several, and whose these are
   };
 
   simulated_link(const bounded::chunk_grid& grid, const options& given)
@@ -96,6 +122,7 @@ class simulated_link {
                         .stop = given.stop}),
         data(given.data),
         now(given.begins_at),
+        shared_(given.shared),
         limits_(grid),
         check_(test_secret) {}
 
@@ -116,46 +143,49 @@ class simulated_link {
 
   /// To the next moment at which something happens; false if there is none.
   bool step() {
-    const instant at = std::min({data.next(), up.next(), down.next(), sender.deadline(), receiver.deadline(),
-                                 delayed_.empty() ? bounded::never : delayed_.begin()->first});
+    const instant at =
+        std::min({data.next(), next(), delayed_.empty() ? bounded::never : delayed_.begin()->first});
     if (at >= bounded::never) return false;
     now = std::max(now, at);
     while (!delayed_.empty() && delayed_.begin()->first <= now) {
-      fates.push_back(receiver.on_datagram(delayed_.extract(delayed_.begin()).mapped(), now));
-      pump();
+      take(delayed_.extract(delayed_.begin()).mapped());
     }
-    while (auto datagram = data.receive(now)) {
-      fates.push_back(receiver.on_datagram(datagram->bytes, now));
-      pump();
-    }
-    while (auto message = up.receive(now)) deliver_up(message->bytes);
-    while (auto message = down.receive(now)) deliver_down(message->bytes);
-    pump();
+    while (auto datagram = data.receive(now)) take(datagram->bytes);
+    deliver();
     return true;
+  }
+  /// When something happens, but for the data that are under way.
+  instant next() const { return std::min({up.next(), down.next(), sender.deadline(), receiver.deadline()}); }
+  /// A packet arrives, or the messages that have until now.
+  void take(std::span<const std::byte> datagram) {
+    receiver.on_datagram(datagram, now);
+    pump();
+  }
+  void deliver() {
+    while (auto message = up.receive(now)) receiver.on_control(read(message->bytes), now);
+    while (auto message = down.receive(now)) {
+      const auto of_receiver = read(message->bytes);
+      reports += of_receiver.header.type == bounded::control_type::report ? 1 : 0;
+      sender.on_control(of_receiver);
+      pump();
+    }
+    pump();
   }
 
   /// What both ends have to send goes out.
   void pump() {
-    for (auto message = sender.poll_control(now); !message.empty(); message = sender.poll_control(now)) {
-      up.send(0, {message}, now);
-    }
+    send_all(sender, up);
     while (auto packet = sender.next_packet(now)) {
       if (is_dropped && is_dropped(*packet)) continue;
       if (delays) {
-        std::vector<std::byte> joined(packet->header.begin(), packet->header.end());
-        for (const auto piece : packet->data) joined.insert(joined.end(), piece.begin(), piece.end());
-        for (const instant delay : delays(*packet)) delayed_.emplace(now + delay, joined);
+        for (const instant delay : delays(*packet)) delayed_.emplace(now + delay, joined(*packet));
         continue;
       }
-      data.send(0, {packet->header, packet->data[0], packet->data[1]}, now);
+      (shared_.first != nullptr ? *shared_.first : data)
+          .send(shared_.second, {packet->header, packet->data[0], packet->data[1]}, now);
     }
-    // The last packet of a round has a PROBE behind it.
-    for (auto message = sender.poll_control(now); !message.empty(); message = sender.poll_control(now)) {
-      up.send(0, {message}, now);
-    }
-    for (auto message = receiver.poll_control(now); !message.empty(); message = receiver.poll_control(now)) {
-      down.send(0, {message}, now);
-    }
+    send_all(sender, up);  // the last packet of a round has a PROBE behind it
+    send_all(receiver, down);
   }
 
   bounded::bounded_sender sender;
@@ -164,7 +194,7 @@ class simulated_link {
   lossy_channel up;
   lossy_channel down;
   instant now;
-  std::vector<packet_fate> fates;
+  std::uint64_t reports = 0;
   /// An adversary: whether a packet is lost.
   std::function<bool(const bounded::outgoing_packet&)> is_dropped;
   /// In place of the channel for data: after how long a packet arrives, each time that it does.
@@ -177,9 +207,13 @@ class simulated_link {
     if (error) throw std::runtime_error("a message of our own is refused: " + error.message());
     return message;
   }
-  void deliver_up(std::span<const std::byte> bytes) { receiver.on_control(read(bytes), now); }
-  void deliver_down(std::span<const std::byte> bytes) { sender.on_control(read(bytes)); }
+  template <class End>
+  void send_all(End& from, lossy_channel& to) {
+    for (auto all = from.poll_control(now); !all.empty(); all = from.poll_control(now))
+      to.send(0, {all}, now);
+  }
 
+  std::pair<lossy_channel*, std::size_t> shared_;
   bounded::control_limits limits_;
   bounded::keyed_check check_;
   std::multimap<instant, std::vector<std::byte>> delayed_;

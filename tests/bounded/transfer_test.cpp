@@ -95,24 +95,6 @@ TEST_CASE("transfer: no fragment of any transfer loses more than its bound, and 
   }
 }
 
-TEST_CASE("transfer: with a bound of 0 everything arrives, byte for byte") {
-  std::mt19937 random(42);
-  const lamina::layout model = model_of({8, 100, 0, 33});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  for (const auto& [loss, transfers] : {std::pair{0.2, 1000}, std::pair{0.6, 100}}) {
-    CAPTURE(loss);
-    simulated_link link(grid, {.data = {.seed = 5, .loss = loss, .jitter = 100us}});
-    for (int k = 0; k < transfers; ++k) {
-      const made_frame<float> made(random, model, random_selection(random, model));
-      link.transfer(made.cut(grid));
-      REQUIRE(link.sender.state() == sender_state::done);
-      REQUIRE(link.sender.arrived().is_complete());
-      REQUIRE(same_bits(link.receiver.frame(), made.frame().to_bytes()));
-    }
-    CHECK(link.sender.counters().repeated > 0);
-  }
-}
-
 TEST_CASE("transfer: eager leaves out the last of what may be lost, on_probe nothing that arrives") {
   std::mt19937 random(43);
   const lamina::layout model = model_of({8000});
@@ -132,29 +114,12 @@ TEST_CASE("transfer: eager leaves out the last of what may be lost, on_probe not
   CHECK(patient.sender.arrived().is_complete());
 }
 
-TEST_CASE("transfer: a frame without chunks ends without a round") {
-  const lamina::layout model = model_of({8, 0});
-  std::mt19937 random(44);
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  const made_frame<float> made(random, model, lamina::selection(model));
-  simulated_link link(grid, {});
-  for (int k = 0; k < 3; ++k) {
-    link.transfer(made.cut(grid, 100'000));
-    CHECK(link.sender.state() == sender_state::done);
-    CHECK(link.sender.arrived().is_complete());
-    CHECK(same_bits(link.receiver.frame(), made.frame().to_bytes()));
-    CHECK(link.sender.counters().packets == 0);
-  }
-}
-
 TEST_CASE("transfer: repairs arrive with the frame") {
   std::mt19937 random(45);
   const lamina::layout model = model_of({100, 64, 30, 8});
   const auto grid = chunk_grid::of<double>(model, payload_type::as_is, 16);
-  lamina::selection sent(model);
-  sent.send(0);
-  sent.send(3);
-  const made_frame<double> made(random, model, sent, payload_type::as_is, lamina::frame_kind::parameters);
+  const made_frame<double> made(random, model, some_of(model, {0, 3}), payload_type::as_is,
+                                lamina::frame_kind::parameters);
   const auto repair_of = [&](std::size_t layer, std::size_t begin, std::size_t count) {
     return bounded::repair{layer, begin, std::as_bytes(std::span(made.values[layer]).subspan(begin, count))};
   };
@@ -184,9 +149,8 @@ TEST_CASE("transfer: obligations that are no chunks of the transfer are refused"
   std::mt19937 random(46);
   const lamina::layout model = model_of({100, 64});
   const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 16);
-  lamina::selection sent(model);
-  sent.send(0);
-  const made_frame<float> made(random, model, sent, payload_type::as_is, lamina::frame_kind::parameters);
+  const made_frame<float> made(random, model, some_of(model, {0}), payload_type::as_is,
+                               lamina::frame_kind::parameters);
   const auto chunks = made.cut(grid);
   bounded::bounded_sender sender(grid, {});
   const auto refusal = [&](const std::vector<chunk>& required, const std::vector<bounded::repair>& repairs) {
@@ -205,26 +169,7 @@ TEST_CASE("transfer: obligations that are no chunks of the transfer are refused"
   CHECK_THROWS_AS(sender.begin(chunks), std::logic_error);
 }
 
-TEST_CASE("transfer: what the receiver's caller has not taken holds the next frame back") {
-  std::mt19937 random(47);
-  const lamina::layout model = model_of({50});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  const made_frame<float> first(random, model, everything(model));
-  const made_frame<float> second(random, model, everything(model));
-  simulated_link link(grid, {});
-  link.transfer(first.cut(grid));
-  const auto chunks = second.cut(grid);
-  link.sender.begin(chunks);
-  link.run([] { return false; });  // until nothing happens any more
-  CHECK(link.sender.state() == sender_state::begun);
-  CHECK(same_bits(link.receiver.frame(), first.frame().to_bytes()));
-  link.receiver.release(link.now);
-  link.run([&] { return !link.sender.is_under_way(); });
-  CHECK(link.sender.state() == sender_state::done);
-  CHECK(same_bits(link.receiver.frame(), second.frame().to_bytes()));
-}
-
-TEST_CASE("transfer: a PROBE is answered when what it counts has come, or nothing comes any more") {
+TEST_CASE("transfer: what answers wait for, and what goes out unasked") {
   std::mt19937 random(48);
   const lamina::layout model = model_of({8000});
   const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
@@ -238,21 +183,14 @@ TEST_CASE("transfer: a PROBE is answered when what it counts has come, or nothin
     CHECK(link.sender.counters().packets == 1000);
     CHECK(link.sender.arrived().is_complete());
   }
-}
-
-TEST_CASE("transfer: a WANTED goes out unasked where the PROBE does not come") {
-  std::mt19937 random(49);
-  const lamina::layout model = model_of({800});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  const made_frame<float> made(random, model, everything(model));
-  const auto chunks = made.cut(grid);
-  simulated_link link(grid, {.data = {.loss = 0.2}});
-  link.up = lossy_channel({.delay = 200ms});  // messages of the sender take as long as TCP repeats them
-  link.transfer(chunks);
-  CHECK(link.sender.state() == sender_state::done);
-  // BEGIN takes 200 ms, and no PROBE is waited for.
-  CHECK(link.now < 300ms);
-  CHECK(same_bits(link.receiver.frame(), made.frame().to_bytes()));
+  // Messages of the sender take as long as TCP repeats them: BEGIN takes 200 ms, and no PROBE is waited for.
+  const auto few = chunk_grid::of<float>(model, payload_type::as_is, 80);
+  const auto chunks = made.cut(few);
+  simulated_link late(few, {.data = {.loss = 0.2}});
+  late.up = lossy_channel({.delay = 200ms});
+  late.transfer(chunks);
+  CHECK(late.now < 300ms);
+  CHECK(same_bits(late.receiver.frame(), made.frame().to_bytes()));
 }
 
 TEST_CASE("transfer: a slow sender is not answered packet by packet") {
