@@ -42,18 +42,11 @@ void one_step(engine& own, float gradient = 1) {
   own.drain();
 }
 
-bool names_the_plan(const std::vector<std::string>& errors) {
-  return std::ranges::all_of(
-             errors,
-             [](const auto& each) { return contains(each, "another plan") || contains(each, "has left"); }) &&
-         std::ranges::any_of(
-             errors, [](const auto& each) { return contains(each, "rank 1 was started with another plan"); });
-}
-
 }  // namespace
 
 // Each schedule has its own delays, order of layers and turns.
-TEST_CASE("engine: means are bitwise those expected whatever is delayed, and no deadlock") {
+TEST_CASE(
+    "engine: means are bitwise those expected whatever is delayed, bytes by the formula, and no deadlock") {
   std::mt19937 random(1921);
   const std::vector<variant> variants = all_variants();
   for (std::uint64_t seed = 0; seed < 2500; ++seed) {
@@ -66,44 +59,21 @@ TEST_CASE("engine: means are bitwise those expected whatever is delayed, and no 
     const collectives::plan plan = tried.plan(model, ranks, below(random, 2) * 400);
     memory_network network(ranks, {.seed = seed, .most_delay = static_cast<unsigned>(below(random, 6))});
     auto engines = engines_over(network, plan, [&](std::size_t) { return options_of(tried); });
-    const all_gradients gradients = random_gradients(random, model, ranks);
-    const std::vector<bool> is_sent = {below(random, 2) == 0, true, below(random, 4) != 0};
-    run_step(engines, gradients, is_sent, random);
-    const auto expected = expected_means(plan, tried, gradients, is_sent);
-    for (auto& each : engines) {
-      if (!has_means(*each, tried, expected))
-        FAIL("other bits, seed " << seed << ", " << ranks << " ranks, " << tried.name());
+    std::vector<std::uint64_t> formula(ranks);
+    for (std::size_t r = 0; r < ranks; ++r) formula[r] = opening_bytes(ranks, r);
+    for (std::size_t step = 0; step <= seed % 8 / 7; ++step) {
+      const all_gradients gradients = random_gradients(random, model, ranks);
+      const std::vector<bool> is_sent = {below(random, 2) == 0, true, below(random, 4) != 0};
+      run_step(engines, gradients, is_sent, random);
+      const auto expected = expected_means(plan, tried, gradients, is_sent);
+      for (std::size_t r = 0; r < ranks; ++r) {
+        formula[r] += step_bytes(plan, tried, r, is_sent);
+        if (!has_means(*engines[r], tried, expected) || network.sent_bytes(r) != formula[r] ||
+            engines[r]->totals().sent_bytes != formula[r])
+          FAIL("other bits or bytes, seed " << seed << ", " << ranks << " ranks, " << tried.name());
+      }
     }
     REQUIRE(network.under_way() == 0);
-  }
-}
-
-TEST_CASE("engine: several steps, chunks, dropped layers, and bytes by the formula") {
-  std::mt19937 random(1922);
-  const lamina::layout model = model_of({5000, 1, 0, 700, 2501});
-  for (const variant& tried : all_variants()) {
-    for (const std::size_t ranks : {1U, 2U, 3U, 4U, 7U}) {
-      if (!tried.exists(ranks)) continue;
-      INFO(tried.name() << ", " << ranks << " ranks");
-      const collectives::plan plan = tried.plan(model, ranks, 6000);
-      memory_network network(ranks, {.seed = 3, .most_delay = 2});
-      auto engines = engines_over(network, plan, [&](std::size_t) { return options_of(tried); });
-      std::vector<std::uint64_t> formula(ranks);
-      for (std::size_t r = 0; r < ranks; ++r) formula[r] = opening_bytes(ranks, r);
-      for (int step = 0; step < 2; ++step) {
-        const all_gradients gradients = random_gradients(random, model, ranks);
-        std::vector<bool> is_sent(5, true);
-        if (step > 0) is_sent[below(random, 5)] = is_sent[below(random, 5)] = false;
-        run_step(engines, gradients, is_sent, random);
-        const auto expected = expected_means(plan, tried, gradients, is_sent);
-        for (auto& each : engines) REQUIRE(has_means(*each, tried, expected));
-        for (std::size_t r = 0; r < ranks; ++r) formula[r] += step_bytes(plan, tried, r, is_sent);
-      }
-      for (std::size_t r = 0; r < ranks; ++r) {
-        CHECK(network.sent_bytes(r) == formula[r]);
-        CHECK(engines[r]->totals().sent_bytes == formula[r]);
-      }
-    }
   }
 }
 
@@ -172,24 +142,16 @@ TEST_CASE("engine: a sum completes while backward goes on, and forward begins wh
 
 TEST_CASE("engine: whoever has another plan is named, and nobody hangs") {
   const lamina::layout model = model_of({100, 50});
-  const auto plan_with = [&](const std::vector<std::size_t>& order,
-                             const collectives::plan_options& options = {}) {
-    return collectives::plan(model, 3, order, std::vector<collectives::layer_class>(2), options);
-  };
-  const std::vector<collectives::plan> others = {
-      plan_with({1, 0}, {.bucket_bytes = 0}),
-      plan_with({1, 0}, {.chunk_bytes = 8192}),
-      plan_with({1, 0}, {.choice = algorithm_choice::always(algorithm::ring)}),
-      plan_with({1, 0}, {.choice = algorithm_choice::always(algorithm::halving_doubling)}),
-      plan_with({1, 0}, {.payload = payload_type::bfloat16}),
-      plan_with({0, 1})};
-  for (const auto& other : others) {
-    memory_network network(3);
-    CHECK(names_the_plan(in_threads(3, [&](std::size_t r) {
-      engine own(network.of(r), r == 1 ? other : plan_with({1, 0}), {.timeout = 10s});
-      one_step(own);
-    })));
-  }
+  memory_network network(3);
+  const auto errors = in_threads(3, [&](std::size_t r) {
+    engine own(network.of(r), plan_for(model, 3, {.bucket_bytes = r == 1 ? 0U : 1'000'000U}),
+               {.timeout = 10s});
+    one_step(own);
+  });
+  for (const std::string& each : errors)
+    CHECK((contains(each, "another plan") || contains(each, "has left")));
+  CHECK(std::ranges::any_of(
+      errors, [](const auto& each) { return contains(each, "rank 1 was started with another plan"); }));
 }
 
 // Of equal sizes, so that lengths do not tell: in one bucket, in two, and of several chunks.
@@ -396,28 +358,28 @@ TEST_CASE("engine: calls out of order are refused by name") {
   const collectives::plan plan = plan_for(model_of({10, 20}), 1, {.bucket_bytes = 0});
   engine own(network.of(0), plan, {.progress = progress_by::caller});
   const std::vector<float> gradient(20, 1.0F);
-  const auto refusal = [&](auto call) { return message_of<std::logic_error>(call); };
+  const auto refuses = [&](const char* named, auto call) {
+    CHECK(contains(message_of<std::logic_error>(call), named));
+  };
   own.wait(0);  // nothing is under way: a gate passes
   CHECK(own.is_done(0));
-  CHECK(contains(refusal([&] { own.ready(1, gradient); }), "before the first step"));
-  CHECK(contains(refusal([&] { (void)own.mean(0); }), "is not summed yet"));
+  refuses("before the first step", [&] { own.ready(1, gradient); });
+  refuses("is not summed yet", [&] { (void)own.mean(0); });
   own.begin_step();
-  CHECK(contains(refusal([&] { own.ready(2, gradient); }), "out of range"));
-  CHECK(contains(refusal([&] { own.ready(0, gradient); }), "has shape [10] (10 elements)"));
-  CHECK(contains(refusal([&] { own.wait(0); }),
-                 "layer 1 'layer1' was not ready when it was waited for in step 1"));
+  refuses("out of range", [&] { own.ready(2, gradient); });
+  refuses("has shape [10] (10 elements)", [&] { own.ready(0, gradient); });
+  refuses("layer 1 'layer1' was not ready when it was waited for in step 1", [&] { own.wait(0); });
   own.ready(1, gradient);
-  CHECK(
-      contains(refusal([&] { own.ready(1, gradient); }), "layer 1 'layer1' is handed over twice in step 1"));
-  CHECK(contains(refusal([&] { own.hold_back(1); }), "is handed over twice"));
-  CHECK(contains(refusal([&] { own.begin_step(); }), "layer 0 'layer0' was not ready in step 1"));
+  refuses("layer 1 'layer1' is handed over twice in step 1", [&] { own.ready(1, gradient); });
+  refuses("is handed over twice", [&] { own.hold_back(1); });
+  refuses("layer 0 'layer0' was not ready in step 1", [&] { own.begin_step(); });
   own.hold_back(0);
   own.drain();
   CHECK(own.mean(0).empty());
   CHECK(own.mean(1).size() == 20);
   own.begin_step();
   CHECK(own.step() == 2);
-  CHECK(contains(refusal([&] { (void)own.mean(1); }), "is not summed yet in step 2"));
+  refuses("is not summed yet in step 2", [&] { (void)own.mean(1); });
 }
 
 TEST_CASE("agreement: the order, and whoever has seen another one") {

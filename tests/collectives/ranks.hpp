@@ -28,7 +28,6 @@ using collectives::operation;
 using lamina::payload_type;
 
 using rank_vectors = std::vector<std::vector<float>>;
-using rank_schedules = std::vector<std::vector<collectives::round>>;
 /// Of each rank and layer.
 using all_gradients = std::vector<rank_vectors>;
 
