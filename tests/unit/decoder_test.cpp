@@ -29,14 +29,8 @@ bytes patched(bytes frame, std::size_t at, std::uint8_t number) {
 // A frame of one bitmap byte and no checksum, with a payload of its claimed size.
 template <class T>
 bytes claiming(const lamina::layout& model, payload_type type, std::byte presence, std::size_t payload) {
-  wire_header header;
-  header.element_type = lamina::detail::element_code<T>;
-  header.kind = static_cast<std::uint8_t>(lamina::frame_kind::gradients);
-  header.fingerprint = model.fingerprint();
-  header.layers = static_cast<std::uint32_t>(model.layers());
-  header.flags = lamina::detail::flag_last;
+  wire_header header = header_of<T>(model, type);
   header.payload_bytes = payload;
-  header.payload_type = static_cast<std::uint8_t>(type);
   bytes frame(payload_at + payload);
   std::memcpy(frame.data(), &header, sizeof header);
   frame[bitmap_at] = presence;
@@ -132,6 +126,9 @@ TEST_CASE("decoder: every truncation, longer copy and flipped bit is refused by 
     longer.push_back(std::byte{0});
     REQUIRE(refusal<float>(longer, small.model) == errc::trailing_bytes);
     REQUIRE(refusal<float>(sealed(longer), small.model) == errc::trailing_bytes);
+    bytes unsaid = without_checksum(small.frame);
+    unsaid[lamina::detail::checksum_offset] = std::byte{1};  // where there is none the field is zero
+    REQUIRE(refusal<float>(unsaid, small.model) == errc::checksum_mismatch);
     bytes damaged = small.frame;
     for (std::size_t bit = 0; bit < 8 * damaged.size(); ++bit) {
       CAPTURE(bit);

@@ -72,6 +72,20 @@ struct small_frame {
   bytes frame;
 };
 
+/// The header of a frame of gradients without a checksum, whose payload is empty.
+template <class T>
+lamina::detail::wire_header header_of(const lamina::layout& model, lamina::payload_type type) {
+  lamina::detail::wire_header header;
+  header.element_type = lamina::detail::element_code<T>;
+  header.kind = static_cast<std::uint8_t>(lamina::frame_kind::gradients);
+  header.flags = lamina::detail::flag_last;
+  header.step = 1;
+  header.fingerprint = model.fingerprint();
+  header.layers = static_cast<std::uint32_t>(model.layers());
+  header.payload_type = static_cast<std::uint8_t>(type);
+  return header;
+}
+
 /// The checksum made good again, where the header says that there is one.
 inline bytes sealed(bytes frame) {
   lamina::detail::wire_header header = lamina::detail::read_header(frame);

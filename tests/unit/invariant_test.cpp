@@ -59,18 +59,6 @@ TEST_CASE("invariant 1 and 2: a worker that does not accumulate, or does not cle
   CHECK(follows_dense_iterate(run) == (wrong == defect::none));
 }
 
-TEST_CASE("invariant 5: a layer that falls steadily is sent by its magnitude, and never by its signed mean") {
-  lamina::worker<float, signed_mean> literal(model_of({3}), {.threshold = 1});
-  lamina::worker<float> absolute(model_of({3}), {.threshold = 1});
-  const tensors<float> falling = {{-0.25F, -0.25F, -0.25F}};
-  for (int t = 1; t <= 100; ++t) {
-    send(literal, falling);
-    send(absolute, falling);
-    REQUIRE(absolute.residual().is_clear(0) == (t % 4 == 0));
-  }
-  CHECK(literal.residual()[0][0] == -25);
-}
-
 TEST_CASE("invariant 6: an optimizer that touches layers that nobody sent breaks the replicas") {
   const bool touches_all = GENERATE(false, true);
   cluster<float> run(model_of({2, 2}), 2, 0.5F, workers_of<float>({.threshold = 3}));

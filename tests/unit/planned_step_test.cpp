@@ -189,19 +189,6 @@ TEST_CASE("planned: a budget pays for a selection of elsewhere, too") {
   }
 }
 
-TEST_CASE("planned: by score, a fragment's value counts for the steps since it was sent") {
-  const auto steps_until_sent = [](bool by_score) {
-    worker each(model_of({1, 1}), {.threshold = 12, .by_score = by_score});
-    send(each, {{2}, {0}});
-    for (int t = 2;; ++t) {
-      if (planned_step(each, {{0}, {0}})[0] == '1') return t;
-      if (t == 10) return t;
-    }
-  };
-  CHECK(steps_until_sent(true) == 5);  // 2 and a mean gradient of 2 / 4, times 5 steps
-  CHECK(steps_until_sent(false) == 10);
-}
-
 TEST_CASE("planned: a fragment of which nothing arrived is planned with all of its residual") {
   worker each(model_of({10, 10, 10}), {.drop_ratio = 0});
   auto step = each.begin(each.plan());

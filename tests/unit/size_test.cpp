@@ -161,14 +161,7 @@ TEMPLATE_TEST_CASE("sizes: a frame of a layer beyond 2^32 elements is read where
       WARN("sizes: skipped, this system gives no addresses without memory");
       return;
     }
-    lamina::detail::wire_header header;
-    header.element_type = lamina::detail::element_code<TestType>;
-    header.kind = 1;
-    header.flags = lamina::detail::flag_last;
-    header.step = 1;
-    header.fingerprint = model.fingerprint();
-    header.layers = 3;
-    header.payload_type = static_cast<std::uint8_t>(type);
+    lamina::detail::wire_header header = header_of<TestType>(model, type);
     header.payload_bytes = begins[3];
     std::memcpy(memory.data(), &header, sizeof header);
     memory.data()[64] = std::byte{7};

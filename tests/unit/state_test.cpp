@@ -36,17 +36,13 @@ struct named_options {
 // Each option on its own, and some together.
 std::vector<named_options> all_options() {
   return {{"plain", {.drop_ratio = 0.7}},
-          {"fragments", {.drop_ratio = 0.7, .fragment_elements = 4096}},
           {"momentum", {.drop_ratio = 0.7, .momentum = 0.9}},
           {"at_least_every", {.drop_ratio = 0.9, .at_least_every = 4}},
           {"budget", {.send_budget = 0.2}},
           {"budget by score", {.send_budget = 0.2, .by_score = true}},
           {"warm-up", {.drop_ratio = 0.9, .warm_up_steps = 15}},
           {"search every 3", {.drop_ratio = 0.7, .search_every = 3}},
-          {"fixed threshold", {.threshold = 3}},
-          {"float16", {.drop_ratio = 0.7, .payload = payload_type::float16}},
-          {"int8", {.drop_ratio = 0.7, .payload = payload_type::int8}},
-          {"skip", {.drop_ratio = 0.7, .non_finite = lamina::non_finite::skip}},
+          {"fixed threshold, float16", {.threshold = 3, .payload = payload_type::float16}},
           {"everything sent", {.drop_ratio = 0}},
           {"all together",
            {.send_budget = 0.3,
