@@ -76,6 +76,26 @@ class Weights(nn.Module):
         return sum((parameter * each).sum() for parameter, each in zip(self.all, given) if each is not None)
 
 
+def backward(ddp, given):
+    """The gradients of Weights, for what forward is given."""
+    ddp.zero_grad()
+    ddp(given).backward()
+    return [parameter.grad.clone() for parameter in ddp.module.all if parameter.grad is not None]
+
+
+class Scaler:
+    """A GradScaler whose scale is what the test says."""
+
+    def __init__(self, scale=1.0):
+        self.scale = scale
+
+    def is_enabled(self):
+        return True
+
+    def get_scale(self):
+        return self.scale
+
+
 def whole_numbers(shapes, step, rank, most=8):
     """Integers up to `most` times 2^(layer), so that layers differ: their sums and halves are exact."""
     generator = torch.Generator().manual_seed(77 * step + rank)

@@ -5,6 +5,7 @@ after one that failed they are new, too."""
 
 import atexit
 import datetime
+import functools
 import gc
 import os
 import pathlib
@@ -28,13 +29,23 @@ _context.set_forkserver_preload(["lamina.torch", "numpy"])
 _kept = []
 
 
-def run(world, test, *arguments):
-    """Calls test(*arguments), a function of a module, on each of `world` ranks. RuntimeError, with the rank and its traceback,
+def on(world):
+    """Makes a function a test that calls it on each of `world` ranks."""
+    def made(of_rank):
+        @functools.wraps(of_rank)
+        def test(**arguments):
+            run(world, test, **arguments)
+        return test
+    return made
+
+
+def run(world, test, *arguments, **named):
+    """Calls test(*arguments, **named), a function of a module, on each of `world` ranks. RuntimeError, with the rank and its traceback,
     for the first that fails."""
     while len(_kept) < world:
         _kept.append(_Rank())
     try:
-        _call(_kept[:world], test, arguments)
+        _call(_kept[:world], test, arguments, named)
     except BaseException:
         stop()
         raise
@@ -50,6 +61,11 @@ def gathered(value):
     values = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def agree(value):
+    """Whether all ranks have the same, of tensors bitwise."""
+    return len(set(gathered(b"".join(each.numpy().tobytes() for each in value) if isinstance(value, list) else value))) == 1
 
 
 _adds_bfloat16 = []
@@ -122,10 +138,10 @@ class _Rank:
         there.close()
 
 
-def _call(ranks, test, arguments):
+def _call(ranks, test, arguments, named):
     with tempfile.TemporaryDirectory() as directory:
         for number, rank in enumerate(ranks):
-            rank.pipe.send((f"{directory}/store", number, len(ranks), test, arguments))
+            rank.pipe.send((f"{directory}/store", number, len(ranks), test, arguments, named))
         waiting = {rank.pipe: number for number, rank in enumerate(ranks)}
         while waiting:
             ready = wait(waiting, SECONDS)
@@ -145,14 +161,14 @@ def _serve(pipe):
     torch.set_num_threads(1)
     while True:
         try:
-            store, rank, world, test, arguments = pipe.recv()
+            store, rank, world, test, arguments, named = pipe.recv()
         except EOFError:
             return
         failure = None
         try:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world,
                                     timeout=datetime.timedelta(seconds=SECONDS / 2))
-            test(*arguments)
+            getattr(test, "__wrapped__", test)(*arguments, **named)  # what on() was given
             gc.collect()  # DDP goes before its group: docs/pytorch/hook.md, Limits
             dist.barrier()
             dist.destroy_process_group()
