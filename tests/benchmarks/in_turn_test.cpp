@@ -45,18 +45,6 @@ TEST_CASE("in turn: besides each set the others are one and a half times the cac
   REQUIRE(large.are_enough());
 }
 
-TEST_CASE("in turn: gradients of half the width are as many bytes") {
-  const lamina::layout model = equal_layers(3, 1000);
-  constexpr std::size_t cache = 50'000;
-  const auto floats = gradients_in_turn(model, cache);
-  const auto halves = gradients_in_turn<lamina::bfloat16>(model, cache);
-  REQUIRE((floats.size() - 1) * 3000 * sizeof(float) >= 75'000);
-  REQUIRE((halves.size() - 1) * 3000 * sizeof(lamina::bfloat16) >= 75'000);
-  REQUIRE(std::ranges::all_of(halves, [](const auto& each) { return each.size() == 3000; }));
-  REQUIRE(lamina::to_float(halves[1][2999]) == Approx(floats[1][2999]).epsilon(0.01));
-  REQUIRE(floats[0] != floats[1]);
-}
-
 TEST_CASE("in turn: a run of numbers comes again after more than the cache") {
   constexpr std::size_t cache = 10'000;
   numbers_in_turn numbers(1000, cache);
@@ -71,38 +59,6 @@ TEST_CASE("in turn: a run of numbers comes again after more than the cache") {
   REQUIRE(bytes >= 15'000 - 700 * sizeof(float));  // at the end there may be no room for one more
   REQUIRE(places.front() == first + 700);
   REQUIRE(std::ranges::is_sorted(places));
-}
-
-TEST_CASE(
-    "senders: the frames that come in between are one and a half times the cache, or what memory allows") {
-  const lamina::layout model = equal_layers(40, 500);
-  senders limited(model, 0, 100'000, 1'000'000);
-  // Two steps would take 1.28 MB, and eight frames are beyond the cache.
-  REQUIRE(limited.in_turn(8).size() == 1);
-  // Fewer workers have the same frames.
-  const frames_of_step of_three = limited.in_turn(3).front();
-  const frames_of_step of_eight = limited.in_turn(8).front();
-  for (std::size_t w = 0; w < 3; ++w) REQUIRE(of_three.frames[w].data() == of_eight.frames[w].data());
-  constexpr std::size_t cache = 100'000;
-  for (const double drop_ratio : {0.0, 0.9}) {
-    senders from(model, drop_ratio, cache);
-    for (const std::size_t workers : {1, 3, 64}) {
-      INFO(drop_ratio << ", " << workers);
-      const std::vector<frames_of_step> steps = from.in_turn(workers);
-      REQUIRE(steps.size() >= 2);
-      std::size_t bytes = 0;
-      std::size_t largest = 0;
-      std::set<const std::byte*> places;
-      for (const frames_of_step& step : steps) {
-        REQUIRE(step.frames.size() == workers);
-        bytes += senders::bytes_of(step);
-        largest = std::max(largest, senders::bytes_of(step));
-        for (const auto& frame : step.frames) places.insert(frame.data());
-      }
-      REQUIRE(bytes - largest >= cache + cache / 2);
-      REQUIRE(places.size() == steps.size() * workers);
-    }
-  }
 }
 
 TEST_CASE("senders: four workers choose of ResNet-50 as in training") {

@@ -88,17 +88,6 @@ class Suite(Directory):
         suite.write(self.path / "new/results.json", {"cpu": "a"}, results, {"compile_cost": {"g++": {}}})
         self.assertEqual(suite.read(self.path / "new/results.json"), ({"cpu": "a"}, results, {"compile_cost": {"g++": {}}}))
 
-    def test_programs_for_another_instruction_set_are_left_out(self):
-        build = self.build("a", {"one": {}, "one_avx2": {}, "one_avx2_o2": {}, "one_avx512": {}, "one_avx512_o2": {}, "one_o2": {}})
-        for flags, expected in ((set(), ["one", "one_o2"]),
-                                (suite.VARIANTS["_avx2"], ["one", "one_avx2", "one_avx2_o2", "one_o2"])):
-            with mock.patch.object(suite, "cpu_flags", return_value=flags):
-                self.assertEqual(list(suite.programs(build)), expected)
-        with self.assertRaisesRegex(ValueError, "'nine'.*one"):
-            suite.programs(build, ["nine"])
-        with self.assertRaisesRegex(ValueError, "no benchmarks in"):
-            suite.programs(self.path)
-
     def test_a_program_that_fails_says_why(self):
         build = self.build("a", {"one": "fails"})
         with self.assertRaisesRegex(RuntimeError, "benchmark_one ended with 1: it broke"):
@@ -177,16 +166,6 @@ class Compare(Directory):
         self.assertRegex(table, r"one: y .* quicker")
         self.assertNotIn("only_here", table)
 
-    def test_what_is_neither_a_build_nor_a_commit_is_named(self):
-        with self.assertRaisesRegex(ValueError, "'no such thing' is neither"):
-            compare_builds.build_of("no such thing", lambda text: None)
-
-
-class Digest(unittest.TestCase):
-    def test_seconds_have_three_digits_and_a_unit(self):
-        for value, text in ((2.5e-9, "2.50 ns"), (31e-9, "31.0 ns"), (1.234e-4, "123 us"), (0.0456, "45.6 ms"), (12, "12.0 s")):
-            self.assertEqual(digest.seconds(value), text)
-
 
 @unittest.skipIf(BUILD is None, "no build with programs to run was given")
 class Programs(Directory):
@@ -212,23 +191,6 @@ class Programs(Directory):
         for name in ("lamina/5", "top_k/5", "one_bit"):
             results["methods"][f"quality_drawn/{name}"] = suite.Benchmark([[1]], {"sent_percent": 5, "relative_error": 0.5, "steps": 8})
         self.assertEqual(len(digest.tables(results, {})), 1 + len(digest.QUESTIONS))
-
-
-class Variants(unittest.TestCase):
-    def test_what_is_not_timed_runs_in_the_widest_variant_alone(self):
-        asked = {}
-
-        def run(path, quick, repetitions, arguments, gradients):
-            asked.setdefault(path, []).append(arguments)
-            return {}, {}
-
-        there = ("methods", "methods_avx2", "methods_avx2_o2", "server", "codec_o2")
-        with mock.patch.object(suite, "programs", lambda build, only: {name: name for name in there}), \
-                mock.patch.object(suite, "run", run):
-            suite.measure(pathlib.Path(), False, 1, {})
-        self.assertEqual([name for name in there if asked[name] == [[]]], ["methods_avx2", "server", "codec_o2"])
-        self.assertEqual(asked["methods"], asked["methods_avx2_o2"])
-        self.assertEqual(asked["methods"], [["--benchmark_filter=-^quality_"]])
 
 
 class Kept(unittest.TestCase):
@@ -260,17 +222,6 @@ class Record(Directory):
         before = file.read_text()
         self.assertEqual(self.record("--add", str(file), "echo", "c"), 0)
         self.assertEqual(file.read_text()[:len(before) + 9], before + "\n# echo c")
-
-    def test_a_command_that_fails_leaves_the_file_as_it_was_and_a_place_that_takes_none_is_refused_before(self):
-        file, ran = self.path / "kept.txt", self.path / "ran"
-        file.write_text("as it was")
-        for options in ([], ["--add"]):
-            for command in (["sh", "-c", "echo half; exit 3"], [str(self.path / "not-there")]):
-                self.assertEqual(self.record(*options, str(file), *command), 1)
-                self.assertEqual(file.read_text(), "as it was")
-        for place in (self.path, self.path / "not-there/kept.txt"):
-            self.assertEqual(self.record(str(place), "touch", str(ran)), 1)
-        self.assertFalse(ran.exists())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 """The emulated cluster of benchmarks/lab: cluster_test.py. Ends with 77 where it cannot be built."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -60,19 +59,6 @@ def links_count_headers_of_packets_that_a_card_makes() -> None:
         require((mean > 2 * packet) == offload, f"offload {offload}: {mean:.0f} bytes at once")
 
 
-def packets_keep_their_order() -> None:
-    """Where the cluster says so every end of a link hands a connection's packets to one of all processors, and else some end does not."""
-    with cluster.Cluster(2, 1e9) as machines:
-        masks = []
-        for machine in range(2):
-            for namespace, device in ((f"{cluster.PREFIX}{machine}", "eth0"), (cluster.SWITCH, machines.port(machine))):
-                file = f"/sys/class/net/{device}/queues/rx-0/rps_cpus"
-                said = cluster.sh("ip", "netns", "exec", namespace, "sh", "-c", f"if [ -e {file} ]; then cat {file}; else echo 0; fi")
-                masks.append(int(said.replace(",", ""), 16))
-    steered = all(mask == (1 << os.cpu_count()) - 1 for mask in masks)
-    require(steered == machines.keeps_order, f"the cluster says {machines.keeps_order} of {masks}")
-
-
 def interruption_leaves_nothing(number: signal.Signals) -> None:
     inside = ("import sys, time; sys.path.insert(0, sys.argv[1]); import cluster, signal\n"
               "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
@@ -92,7 +78,6 @@ def main() -> None:
     skip_without_clusters()
     ranks_stand_on_their_machines()
     links_count_headers_of_packets_that_a_card_makes()
-    packets_keep_their_order()
     interruption_leaves_nothing(signal.SIGTERM)
     interruption_leaves_nothing(signal.SIGKILL)
 

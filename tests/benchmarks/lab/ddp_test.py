@@ -78,19 +78,6 @@ def accounts() -> None:
         require((pace.due > begun) is comes_on_top, f"a share of {share} s: due {pace.due - begun} s later")
 
 
-def refusals(directory: pathlib.Path) -> None:
-    for make, expected in ((lambda: paced_model.Profile(directory, 4), "is no profile of 4 layers"),
-                           (lambda: paced_model.Recording(directory, 0, [[5]]), "holds gradients of another model"),
-                           (lambda: paced_model.Recording(directory / "none", 0, SHAPES), "there are no recorded gradients in"),
-                           (lambda: ddp.sent_bytes("nothing0"), "there is no interface nothing0")):
-        try:
-            make()
-        except RuntimeError as error:
-            require(expected in str(error), f"{error}")
-        else:
-            require(False, f"nothing was refused where '{expected}' is due")
-
-
 def run_of(directory: pathlib.Path, *options: str) -> dict:
     output = directory / "steps.json"
     program = [sys.executable, str(LAB / "ddp.py"), *options, "--model", str(directory / "model"), "--replay", str(directory),
@@ -118,7 +105,6 @@ def main() -> None:
         directory = pathlib.Path(name)
         write_recording(directory)
         accounts()
-        refusals(directory)
         order_and_values(directory)
         runs(directory)
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "catch.hpp"
 
-#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -24,16 +23,6 @@ TEST_CASE("exchange: layers rotate, and all have their turn before one has its s
   }
 }
 
-TEST_CASE("exchange: layers of a step come from all over the layout") {
-  const lamina::layout model = lamina_benchmark::equal_layers(1636, 10);
-  exchange::rotation layers(model, 16.0 / 1636);
-  for (int step = 0; step < 20; ++step) {
-    std::vector<int> quarters(4);
-    for (const std::size_t l : layers.next().sent()) ++quarters[4 * l / 1636];
-    for (const int each : quarters) CHECK(each >= 3);
-  }
-}
-
 TEST_CASE("exchange: the share is kept on the average where layers differ") {
   const lamina::layout model({{"a", {1000}}, {"b", {10}}, {"c", {300}}, {"d", {7}}, {"e", {83}}});
   exchange::rotation layers(model, 0.2);
@@ -44,15 +33,6 @@ TEST_CASE("exchange: the share is kept on the average where layers differ") {
     CHECK(sent >= static_cast<std::uint64_t>(280 * step));
     CHECK(sent < static_cast<std::uint64_t>(280 * step + 1000));
   }
-}
-
-TEST_CASE("exchange: a share of everything is everything; others are refused") {
-  const lamina::layout model = lamina_benchmark::equal_layers(5, 8);
-  exchange::rotation layers(model, 1);
-  CHECK(layers.next().sent_layers() == 5);
-  CHECK(layers.next().sent_layers() == 5);
-  for (const double share : {0.0, -0.5, 1.5, std::nan("")})
-    CHECK_THROWS_WITH(exchange::rotation(model, share), Catch::Contains("share of a frame"));
 }
 
 }  // namespace

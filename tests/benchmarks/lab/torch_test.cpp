@@ -8,7 +8,6 @@
 
 #include "catch.hpp"
 
-#include <algorithm>
 #include <fstream>
 #include <lamina/collectives/torch_hooks.hpp>
 #include <string>
@@ -122,17 +121,6 @@ TEST_CASE("sgd: as torch's, with and without momentum; a layer that is left out 
   }
 }
 
-TEST_CASE("replay: recorded gradients that are missing or of another model are named") {
-  const temporary_directory directory;
-  const lamina::layout model({{"layer", {4}}});
-  const std::string nowhere = (directory.path() / "nowhere").string();
-  REQUIRE_THROWS_WITH(recorded_gradients(nowhere, 0, model),
-                      Catch::Matchers::Contains("no recorded gradients in " + nowhere));
-  std::ofstream(directory.path() / "worker-0-0.f32") << "0123456789";
-  REQUIRE_THROWS_WITH(recorded_gradients(directory.path().string(), 0, model),
-                      Catch::Matchers::Contains("worker-0-0.f32 holds gradients of another model"));
-}
-
 TEST_CASE("replay: by layer, gates are passed in forward and gradients are ready in the recorded order") {
   const temporary_directory directory;
   const std::string recording = directory.path().string();
@@ -166,35 +154,4 @@ TEST_CASE("replay: by layer, gates are passed in forward and gradients are ready
       for (const float each : gradient) CHECK(each == recorded[i++]);
     }
   }
-}
-
-TEST_CASE("replay: by layer, gradients that may be any need not be recorded, and take no memory") {
-  const temporary_directory directory;
-  const std::string recording = directory.path().string();
-  replica local(torch::nn::AnyModule(two_layers()), 0);
-  step_profile{.forward_share = 0.25, .needed = {0, 0, 0, 0}, .ready = {1, 1, 1, 1}}.write(recording);
-  REQUIRE_THROWS_WITH(paced_player(recording, 0, 0, local.model(), false),
-                      Catch::Matchers::Contains("no recorded gradients in " + recording));
-  paced_player player(recording, 0, 0, local.model(), true);
-  for (int step = 0; step < 2; ++step) {
-    player.play(local);
-    const auto gradients = local.gradient_elements();
-    for (std::size_t l = 0; l < local.model().layers(); ++l) {
-      REQUIRE(gradients[l].size() == local.model().sizes()[l]);
-      REQUIRE(std::ranges::all_of(gradients[l], [](float each) { return each == 0; }));
-      REQUIRE(gradients[l].data() == gradients[0].data());
-    }
-  }
-}
-
-TEST_CASE("replay: a profile has the order of a real step") {
-  replica local(torch::nn::AnyModule(two_layers()), 0);
-  const step_profile seen = step_profile::of(local, [&] {
-    local.network().forward(torch::ones({4, 2})).sum().backward();
-  });
-  REQUIRE(seen.forward_share > 0);
-  REQUIRE(seen.forward_share < 1);
-  REQUIRE(seen.needed[0] <= seen.needed[2]);
-  REQUIRE(seen.ready[2] <= seen.ready[0]);  // the second layer is first in backward
-  for (const double each : seen.ready) REQUIRE((each >= 0 && each <= 1));
 }
