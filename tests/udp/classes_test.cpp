@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Packets carry the class of their tag, control has its own, and one transfer goes behind the other.
 #include <netinet/in.h>
-#include <netinet/udp.h>
+#include <netinet/ip.h>
+#include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <future>
 #include <map>
 #include <optional>
@@ -12,7 +15,6 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "classed_datagram.hpp"
 #include "raw_peer.hpp"
 
 namespace lamina_test::classes_test {
@@ -23,12 +25,6 @@ using bounded::control_type;
 
 constexpr std::size_t raw = 1;
 
-// Joined ones need not have the same tag where all have one class.
-void take_one_by_one(raw_peer& peer) {
-  const int no = 0;
-  REQUIRE(setsockopt(peer.path().descriptor_number(), SOL_UDP, UDP_GRO, &no, sizeof no) == 0);
-}
-
 void say_ready(raw_peer& peer) {
   peer.run_until(control_type::begin);
   peer.say(control_type::ready, peer.channel.message().header.transfer, 0, {0, 0, 1});
@@ -38,13 +34,31 @@ struct come_packet {
   bounded::packet_header header;
   std::uint8_t type_of_service = 0;
 };
-std::optional<come_packet> next_packet(raw_peer& peer, int timeout_ms) {
-  const auto come = next_datagram(peer.path(), timeout_ms);
-  if (!come) return std::nullopt;
+
+// The next one, of a socket with IP_RECVTOS; none if nothing comes in time.
+std::optional<come_packet> next_packet(const raw_peer& peer, int timeout_ms) {
+  const int at = peer.sockets.paths[0].descriptor_number();
+  std::vector<std::byte> bytes(65536);
+  alignas(cmsghdr) std::array<std::byte, 256> control{};
+  iovec piece{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &piece;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  pollfd ready{at, POLLIN, 0};
+  if (poll(&ready, 1, timeout_ms) != 1) return std::nullopt;
+  const ssize_t length = recvmsg(at, &message, 0);
+  if (length < 0) return std::nullopt;
   std::error_code error;
-  const auto header = bounded::read_packet_header(come->bytes, error);
+  const std::span<const std::byte> come = bytes;
+  come_packet read{bounded::read_packet_header(come.first(static_cast<std::size_t>(length)), error)};
   REQUIRE(!error);
-  return come_packet{header, come->type_of_service};
+  for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr; each = CMSG_NXTHDR(&message, each)) {
+    if (each->cmsg_level == IPPROTO_IP && each->cmsg_type == IP_TOS)
+      std::memcpy(&read.type_of_service, CMSG_DATA(each), 1);
+  }
+  return read;
 }
 
 }  // namespace
@@ -64,7 +78,7 @@ TEST_CASE("transport: a packet has the class of its position, and the precedence
       [&](raw_peer& peer) {
         const int yes = 1;
         REQUIRE(setsockopt(peer.path().descriptor_number(), IPPROTO_IP, IP_RECVTOS, &yes, sizeof yes) == 0);
-        take_one_by_one(peer);
+        take_one_by_one(peer.path());
         say_ready(peer);
         while (const auto packet = next_packet(peer, 500))
           classes[packet->header.tag] = packet->type_of_service;
@@ -100,7 +114,7 @@ TEST_CASE("transport: who is sent to first has the link until it has all") {
       return;
     }
     raw_peer peer(given, std::move(here), all, static_cast<std::uint16_t>(r));
-    take_one_by_one(peer);
+    take_one_by_one(peer.path());
     if (r == 1) {
       const bool is_first_served = first_has_some.get_future().wait_for(10s) == std::future_status::ready;
       if (!is_first_served) throw std::runtime_error("worker 1 got nothing");

@@ -143,6 +143,45 @@ TEST_CASE("udp faults: a worker that computes long is not lost, as its thread an
   CHECK(said[0].empty());
 }
 
+TEST_CASE("udp faults: packets that mean nothing and those of a stranger are counted, and nothing ends") {
+  const ranks_given given;
+  udp::transport_counters counted;
+  const auto said = run_with_raw_peer(
+      given,
+      [&](udp::transport& ranks) {
+        receive_one(ranks);
+        counted = ranks.counters();
+      },
+      [&](raw_peer& peer) {
+        const raw_frame frame(given);
+        frame.begin(peer);
+        peer.run_until(control_type::ready);
+        peer.sender.on_control(peer.channel.message());
+        const bounded::outgoing_packet good = *peer.sender.next_packet(clock_now());
+        using header = bounded::packet_header;
+        for (const auto& each : {forged(good, [](header& of) { ++of.magic; }),
+                                 forged(good, [](header& of) { of.transfer += 9; }),
+                                 forged(good, [](header& of) { of.receiver = 5; }),
+                                 forged(
+                                     good, [](header&) {}, run_secret + 1),
+                                 good, good})
+          peer.path().put(peer.server, each, 0);
+        peer.path().flush();
+        udp::packet_socket stranger(loopback());
+        stranger.put(peer.server, good, 0);
+        stranger.flush();
+        peer.run_until(control_type::stop);
+      });
+  CHECK(said[0] + said[1] == "");
+  CHECK(counted.foreign == 1);
+  using bounded::packet_fate;
+  for (const packet_fate fate : {packet_fate::malformed, packet_fate::stale, packet_fate::foreign,
+                                 packet_fate::bad_check, packet_fate::duplicate}) {
+    INFO(static_cast<int>(fate));
+    CHECK(counted.peers.at(0).taken.of(fate) == 1);
+  }
+}
+
 TEST_CASE("udp faults: a peer that breaks the protocol ends the run by its name, and hears why") {
   struct fault {
     const char* said;
@@ -158,13 +197,7 @@ TEST_CASE("udp faults: a peer that breaks the protocol ends the run by its name,
   // A packet of the transfer that is open, changed, with a good check.
   const auto forge = [&](raw_peer& peer, const std::function<void(bounded::packet_header&)>& change) {
     open(peer);
-    auto packet = *peer.sender.next_packet(clock_now());
-    std::error_code error;
-    bounded::packet_header header = bounded::read_packet_header(packet.header, error);
-    change(header);
-    bounded::keyed_check check(run_secret);
-    packet.header = bounded::write_packet_header(header, packet.data, check);
-    peer.path().put(peer.server, packet, 0);
+    peer.path().put(peer.server, forged(*peer.sender.next_packet(clock_now()), change), 0);
     peer.path().flush();
   };
   const std::string up = "transfer from worker 0 to the server: ";

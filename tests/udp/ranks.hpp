@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <netinet/in.h>
+#include <netinet/udp.h>
+#include <sys/socket.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -10,6 +14,7 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -42,6 +47,13 @@ constexpr std::uint64_t run_secret = 0x0123456789abcdef;
 inline endpoint loopback(const std::string& address = "127.0.0.1") {
   return udp::parse_addresses((address.find(':') < address.size() ? "[" + address + "]" : address) + ":0")
       .control;
+}
+
+/// As where the system knows no UDP_GRO: packets come one by one, which joined ones need not where all have one class.
+inline void take_one_by_one(const udp::packet_socket& at) {
+  const int no = 0;
+  if (setsockopt(at.descriptor_number(), SOL_UDP, UDP_GRO, &no, sizeof no) != 0)
+    throw std::runtime_error("no UDP_GRO to switch off");
 }
 
 /// Fragments of many chunks, of one, of less, and of none.

@@ -12,6 +12,18 @@
 
 namespace lamina_test {
 
+/// A packet with a changed header, and a good check unless the secret is another.
+template <class Change>
+bounded::outgoing_packet forged(bounded::outgoing_packet packet, const Change& change,
+                                std::uint64_t secret = run_secret) {
+  std::error_code error;
+  bounded::packet_header header = bounded::read_packet_header(packet.header, error);
+  change(header);
+  bounded::keyed_check check(secret);
+  packet.header = bounded::write_packet_header(header, packet.data, check);
+  return packet;
+}
+
 /// A worker, driven by hand: it has met the server, knows the secret, and says whatever a test wants.
 class raw_peer {
  public:

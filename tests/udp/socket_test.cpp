@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "catch.hpp"
-#include "classed_datagram.hpp"
 #include "ranks.hpp"
 
 namespace lamina_test::socket_test {
@@ -81,12 +80,6 @@ std::set<datagram> set_of(const std::vector<datagram>& all) {
   return {all.begin(), all.end()};
 }
 
-// As where the system knows no UDP_GRO.
-void take_one_by_one(const udp::packet_socket& at) {
-  const int no = 0;
-  REQUIRE(setsockopt(at.descriptor_number(), SOL_UDP, UDP_GRO, &no, sizeof no) == 0);
-}
-
 // As where the device cannot segment: the kernel refuses a message of several datagrams without checksums.
 void forbid_segments(const udp::packet_socket& at) {
   const int yes = 1;
@@ -110,8 +103,7 @@ TEST_CASE("packet_socket: packets arrive as they were put, taken joined or each 
 }
 
 TEST_CASE("packet_socket: where messages of several datagrams are refused, each goes by itself") {
-  udp::packet_socket from(loopback(), {});
-  udp::packet_socket to(loopback(), {});
+  udp::packet_socket from(loopback()), to(loopback());
   forbid_segments(from);
   const packets sent(100, {1408});
   REQUIRE(from.joins_segments());
@@ -122,8 +114,7 @@ TEST_CASE("packet_socket: where messages of several datagrams are refused, each 
 }
 
 TEST_CASE("packet_socket: a single packet is no message of several, so that nothing is switched off") {
-  udp::packet_socket from(loopback(), {});
-  udp::packet_socket to(loopback(), {});
+  udp::packet_socket from(loopback()), to(loopback());
   forbid_segments(from);
   send_all(from, to, packets(1, {1408}));
   CHECK(from.joins_segments());
@@ -131,8 +122,7 @@ TEST_CASE("packet_socket: a single packet is no message of several, so that noth
 }
 
 TEST_CASE("packet_socket: packets have arrived when the system got them, not when they were read") {
-  udp::packet_socket from(loopback(), {});
-  udp::packet_socket to(loopback(), {});
+  udp::packet_socket from(loopback()), to(loopback());
   const bounded::instant sent_at = clock_now();
   send_all(from, to, packets(1, {100}));
   std::this_thread::sleep_for(300ms);
@@ -140,40 +130,6 @@ TEST_CASE("packet_socket: packets have arrived when the system got them, not whe
     CHECK(arrived_at >= sent_at);
     CHECK(arrived_at < clock_now() - 200ms);
   });
-}
-
-TEST_CASE("packet_socket: IPv6") {
-  try {
-    udp::packet_socket(loopback("::1"), {});
-  } catch (const udp::error& none) {
-    WARN("skipped: " << none.what());
-    return;
-  }
-  udp::packet_socket from(loopback("::1"), {});
-  udp::packet_socket to(loopback("::1"), {});
-  const packets sent(40, {1388, 8});
-  send_all(from, to, sent);
-  CHECK(set_of(receive_all(to, from.local())) == sent.expected());
-}
-
-TEST_CASE("packet_socket: each packet carries its class") {
-  udp::packet_socket from(loopback(), {});
-  udp::packet_socket to(loopback());
-  take_one_by_one(to);
-  const int yes = 1;
-  REQUIRE(setsockopt(to.descriptor_number(), IPPROTO_IP, IP_RECVTOS, &yes, sizeof yes) == 0);
-  const packets sent(6, {100});
-  for (std::size_t i = 0; i < sent.all.size(); ++i)
-    from.put(to.local(), sent.all[i], i % 2 == 0 ? 0x88 : 0x38);
-  REQUIRE(from.flush());
-  for (std::size_t i = 0; i < sent.all.size(); ++i) {
-    const auto come = lamina_test::next_datagram(to, 1000);
-    REQUIRE(come);
-    REQUIRE(come->bytes.size() == 156);
-    std::size_t number = 0;
-    std::memcpy(&number, come->bytes.data(), sizeof number);
-    CHECK(come->type_of_service == (number % 2 == 0 ? 0x88 : 0x38));
-  }
 }
 
 TEST_CASE("packet_socket: injected loss is of its share, and repeats by its seed") {
