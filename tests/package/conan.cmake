@@ -11,3 +11,8 @@ run("${CONAN}" create "${SOURCE_DIR}/packaging/conan" --no-remote -s compiler.cp
 if(NOT output MATCHES "lamina ${VERSION}: a frame of 192 bytes")
   message(FATAL_ERROR "conan create printed:\n${output}")
 endif()
+file(GLOB_RECURSE headers "${SOURCE_DIR}/include/lamina/*.hpp" "${SOURCE_DIR}/cuda/lamina/*.hpp" "${SOURCE_DIR}/cuda/lamina/*.cuh")
+file(GLOB_RECURSE packaged "${WORK_DIR}/home/p/b/lamina*/p/include/lamina/*.hpp" "${WORK_DIR}/home/p/b/lamina*/p/include/lamina/*.cuh")
+list(LENGTH headers expected)
+list(LENGTH packaged count)
+expect_equal("the number of headers in the package" ${count} ${expected})

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Reads the recipes as their package managers do, with stand-ins for those: recipes.py SOURCE_DIR VERSION."""
+"""Reads the recipes of vcpkg and Spack as these do, with stand-ins for them: recipes.py SOURCE_DIR VERSION. Conan reads its own: package.conan."""
 import json
 import pathlib
 import re
 import runpy
-import shutil
 import sys
-import tempfile
 import types
 
 root, version = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -39,52 +37,6 @@ def vcpkg():
         expect(feature["description"] and feature["dependencies"], f"vcpkg: feature {name}")
 
 
-def conan():
-    class ConanFile:
-        pass
-
-    def copy(_, pattern, src, dst):
-        for path in pathlib.Path(src).glob(pattern.replace("/*", "/**/*")):  # Conan's * also matches a /
-            target = pathlib.Path(dst) / path.relative_to(src)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
-
-    stand_in("conan", ConanFile=ConanFile)
-    stand_in("conan.tools")
-    stand_in("conan.tools.build", check_min_cppstd=None, can_run=None)
-    stand_in("conan.tools.cmake", CMake=None, CMakeToolchain=None, cmake_layout=None)
-    stand_in("conan.tools.files", copy=copy, load=lambda _, path: pathlib.Path(path).read_text())
-    stand_in("conan.tools.layout", basic_layout=None)
-    expect("LaminaTestConan" in runpy.run_path(str(packaging / "conan/test_package/conanfile.py")), "conan: test_package")
-    recipe = runpy.run_path(str(packaging / "conan/conanfile.py"))["LaminaConan"]()
-    recipe.recipe_folder = str(packaging / "conan")
-    recipe.set_version()
-    expect(recipe.name == "lamina" and recipe.license == "MIT", "conan: name, license")
-    expect(recipe.version == version, f"conanfile.py gives version {recipe.version}, lamina is {version}")
-
-    with tempfile.TemporaryDirectory() as directory:
-        recipe.export_sources_folder = recipe.source_folder = directory + "/sources"
-        recipe.package_folder = directory + "/package"
-        recipe.export_sources()
-        recipe.package()
-        package = pathlib.Path(recipe.package_folder)
-        expect((package / "licenses/LICENSE").is_file(), "conan: the package has no licence")
-        packaged = {path.relative_to(package / "include") for path in package.rglob("*.[hc][pu][ph]")}
-        headers = {path.relative_to(root / directory) for directory in ("include", "cuda")
-                   for path in (root / directory / "lamina").rglob("*.[hc][pu][ph]")}
-        expect(packaged == headers, f"conan: headers {packaged ^ headers}")
-
-    requires = []
-    recipe.requires = requires.append
-    recipe.settings = types.SimpleNamespace(os="Linux")
-    recipe.cpp_info = types.SimpleNamespace(set_property=lambda *_: None, defines=[])
-    recipe.requirements()
-    recipe.package_info()
-    expect(requires == ["xxhash/[>=0.8.1 <1]"], "conan: requirements")
-    expect(not recipe.cpp_info.defines, "conan: definitions")
-    expect(recipe.cpp_info.system_libs == ["pthread"], "conan: threads")
-
-
 def spack():
     calls = []
 
@@ -115,5 +67,4 @@ def spack():
 
 
 vcpkg()
-conan()
 spack()
