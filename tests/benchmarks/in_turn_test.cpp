@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What the benchmarks use in turn is more than the last-level cache holds, workers choose as in training, and models are the real ones.
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <set>
 #include <span>
@@ -43,22 +42,6 @@ TEST_CASE("in turn: besides each set the others are one and a half times the cac
   REQUIRE_FALSE(large.are_enough());
   large.add(400);
   REQUIRE(large.are_enough());
-}
-
-TEST_CASE("in turn: a run of numbers comes again after more than the cache") {
-  constexpr std::size_t cache = 10'000;
-  numbers_in_turn numbers(1000, cache);
-  REQUIRE(numbers.size_bytes() >= 15'000 + 1000 * sizeof(float));
-  std::vector<const float*> places;
-  std::size_t bytes = 0;
-  const float* const first = numbers.next(700);
-  for (const float* each = numbers.next(700); each != first; each = numbers.next(700)) {
-    places.push_back(each);
-    bytes += 700 * sizeof(float);
-  }
-  REQUIRE(bytes >= 15'000 - 700 * sizeof(float));  // at the end there may be no room for one more
-  REQUIRE(places.front() == first + 700);
-  REQUIRE(std::ranges::is_sorted(places));
 }
 
 TEST_CASE("senders: four workers choose of ResNet-50 as in training") {
@@ -118,27 +101,4 @@ TEST_CASE("models: layers and elements are those of the published models") {
     REQUIRE(std::ranges::max(model.sizes()) == each.largest);
   }
   REQUIRE_THROWS_WITH(read_model("alexnet"), Catch::Contains("alexnet.txt"));
-}
-
-TEST_CASE(
-    "models: a gradient is the same each time, differs from step to step, and follows the law it says") {
-  const lamina::layout model = equal_layers(2, 100'000);
-  const std::vector<float> first = gradient_of_step(model, 1);
-  REQUIRE(first == gradient_of_step(model, 1));
-  REQUIRE(first != gradient_of_step(model, 2));
-
-  const laplace_numbers numbers;
-  double sum = 0;
-  double magnitudes = 0;
-  std::size_t beyond = 0;
-  constexpr std::size_t count = 200'000;
-  for (std::size_t i = 0; i < count; ++i) {
-    const float each = numbers(i);
-    sum += each;
-    magnitudes += std::abs(each);
-    beyond += std::abs(each) > 3 ? 1 : 0;
-  }
-  REQUIRE(std::abs(sum / count) < 0.02);
-  REQUIRE(magnitudes / count == Approx(1).margin(0.02));
-  REQUIRE(static_cast<double>(beyond) / count == Approx(std::exp(-3.0)).margin(0.005));
 }

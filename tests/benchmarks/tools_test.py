@@ -4,9 +4,7 @@
 import contextlib
 import io
 import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import unittest
@@ -16,7 +14,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks/tools"))
 sys.dont_write_bytecode = True
 
-import compare_builds  # noqa: E402
 import digest  # noqa: E402
 import ratios  # noqa: E402
 import run  # noqa: E402
@@ -142,31 +139,6 @@ class Ratios(Directory):
         self.assertEqual(kept, {each.name for each in defined} | {"include_over_std"})
 
 
-class Compare(Directory):
-    def test_a_verdict_needs_rounds_that_do_not_overlap(self):
-        def verdict(first, second):
-            return compare_builds.difference("x", benchmark(*first), benchmark(*second)).verdict
-
-        self.assertEqual(verdict((10, 11, 12), (10.5, 11.5, 12.5)), "same")
-        self.assertEqual(verdict((10, 11, 12), (12, 13, 14)), "same")
-        self.assertEqual(verdict((10, 11, 12), (12.1, 13, 14)), "slower")
-        self.assertEqual(verdict((10, 11, 12), (9, 8, 9.9)), "quicker")
-
-    def compared(self, first: dict, second: dict, *more: str) -> tuple[int, str]:
-        builds = [str(self.build(name, programs)) for name, programs in (("a", first), ("b", second))]
-        out = io.StringIO()
-        with mock.patch("sys.argv", ["compare", *builds, "--rounds", "3", *more]), contextlib.redirect_stdout(out):
-            return compare_builds.main(), out.getvalue()
-
-    def test_a_slower_build_is_a_failure_and_a_quicker_one_is_none(self):
-        first = {"one": {"x": [1.0, 1.1, 1.2], "y": [1.0, 1.1, 1.2]}, "only_here": {"z": [1, 1, 1]}}
-        status, table = self.compared(first, {"one": {"x": [1.3, 1.4, 1.5], "y": [0.7, 0.8, 0.9]}})
-        self.assertEqual(status, 1)
-        self.assertRegex(table, r"one: x +\| 1\.10 s \| 1\.273 \|.*slower")
-        self.assertRegex(table, r"one: y .* quicker")
-        self.assertNotIn("only_here", table)
-
-
 @unittest.skipIf(BUILD is None, "no build with programs to run was given")
 class Programs(Directory):
     def test_the_digest_of_a_program(self):
@@ -204,24 +176,6 @@ class Kept(unittest.TestCase):
         for title, table in digest.tables(results, more).items():
             self.assertIn(f"\n\n## {title}\n\n{table}\n", text)
             self.assertIn(f"\n\n## {title}\n\n{table}\n", kept)
-
-
-class Record(Directory):
-    """tools/record_run."""
-
-    def record(self, *words: str) -> int:
-        return subprocess.run([ROOT / "tools/record_run", *words], capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
-
-    def test_what_a_command_prints_is_kept_with_what_it_was(self):
-        file = self.path / "kept.txt"
-        self.assertEqual(self.record(str(file), "printf", "a\\nb \\n"), 0)
-        command, machine, *output, took = file.read_text().splitlines()
-        self.assertEqual((command, output), (r"# printf a\\nb\ \\n", ["a", "b"]))
-        self.assertRegex(machine, rf"^# \d{{4}}-\d\d-\d\d, commit .*, {len(os.sched_getaffinity(0))} cores$")
-        self.assertRegex(took, r"^# \d+\.\d seconds, \d+\.\d\d GB at most in one process$")
-        before = file.read_text()
-        self.assertEqual(self.record("--add", str(file), "echo", "c"), 0)
-        self.assertEqual(file.read_text()[:len(before) + 9], before + "\n# echo c")
 
 
 if __name__ == "__main__":

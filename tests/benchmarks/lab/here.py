@@ -4,7 +4,6 @@
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 
 LAB = pathlib.Path(__file__).resolve().parents[3] / "benchmarks" / "lab"

@@ -93,16 +93,6 @@ TEST_CASE("networks: VGG-16 has the layers of benchmarks/models/vgg16.txt, and g
   require_to_learn(local, 32, 0.03F, 1);
 }
 
-TEST_CASE(
-    "networks: a replica of fragments shows the elements of the network; there is no network of another "
-    "name") {
-  REQUIRE_THROWS_WITH(make_network("vgg11", 10), "there is no network vgg11");
-  replica local(make_network("tiny", 10), 4096);
-  REQUIRE(local.model().layers() >= local.parameters().size());
-  local[0][0] = 42;
-  REQUIRE(local.parameters()[0].flatten()[0].item<float>() == 42);
-}
-
 TEST_CASE("sgd: as torch's, with and without momentum; a layer that is left out does not move") {
   for (const float momentum : {0.0F, 0.9F}) {
     torch::Tensor x = torch::randn({40}).requires_grad_();

@@ -52,20 +52,6 @@ def test_files_are_read_as_cifar10_has_them(directory):
     assert Cifar.data_of((training_images, test_images)) != Cifar.data_of((training_images[1:], test_images))
 
 
-def test_other_files_are_refused_by_name(directory):
-    with pytest.raises(ValueError, match="the task cifar needs --data DIRECTORY"):
-        Cifar.read(None)
-    with pytest.raises(ValueError, match="has no data_batch_"):
-        Cifar.read(directory / "none")
-    with pytest.raises(ValueError, match="300 images are too few: more than 300"):
-        cifar.VALIDATION_IMAGES = 300  # the fixture puts it back
-        Cifar((Cifar.read(directory)[0][:300], Cifar.read(directory)[1]), 0, 4)
-    for data, said in ((bytes(3074), "3,074 bytes, which are no images of 3,073"), (b"", "0 bytes"), (b"\x0a" + bytes(3072), "the label 10")):
-        (directory / "data_batch_3.bin").write_bytes(data)
-        with pytest.raises(ValueError, match=f"data_batch_3.bin has .*{said}"):
-            Cifar.read(directory)
-
-
 def test_images_are_shifted_and_mirrored(directory):
     of = task(directory)
     images, labels = of.batch(3)
@@ -107,12 +93,3 @@ def test_it_learns_and_says_how_much_is_right(directory, tmp_path):
     assert result["validation_loss"] < result["curve"][0]["validation_loss"]
     assert result["test_top1"] > 0.3 and result["validation_top1"] > 0.3
     assert of.scored(of.initial(), of.test)[1] < 0.3
-
-
-def test_quick_rows_are_of_text_alone(monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        study.arguments(["--task", "cifar", "--quick"])
-    assert "--quick is of the task char-gpt" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        study.arguments(["--task", "cifar", "--row", "steps=5"])
-    assert "needs --data" in capsys.readouterr().err

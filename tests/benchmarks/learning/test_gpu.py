@@ -82,19 +82,6 @@ def test_levels_meet_their_budget(data):
     assert float(run.scheme.up_bits) == pytest.approx(budget, rel=0.05) and float(run.scheme.down_bits) == pytest.approx(budget, rel=0.05)
 
 
-def test_a_row_is_one_command(data, monkeypatch, capsys):
-    monkeypatch.setattr(study.Text, "TOY", SMALL["text"])
-    study.main(["--data", str(data["text"]), "--device", "cpu", "--toy", "--scheme", "levels", "--W", "2", "--rate", "8e-3"])
-    record = json.loads(capsys.readouterr().out)
-    assert set(record) == set(next(each for each in RECORDED if each["task"] == "text" and each["scheme"] == "levels" and "N" in each))
-    assert (record["steps"], record["card"], len(record["curve"])) == (study.TOY_STEPS, "cpu", 10)
-    assert record["flushed"] < record["curve"][0] and record["loss"] < record["curve"][0]
-    with pytest.raises(SystemExit, match="not one fragment fits"):
-        study.main(["--data", str(data["text"]), "--device", "cpu", "--toy", "--scheme", "int4", "--pct", "0.1"])
-    with pytest.raises(SystemExit, match="opt=muon is for the task text"):
-        study.main(["--data", str(data["images"]), "--device", "cpu", "--toy", "--task", "images", "--opt", "muon"])
-
-
 def test_records_are_rows():
     assert len(RECORDED) == 85
     for record in RECORDED:
