@@ -39,7 +39,8 @@ def own_checksum(local):
 
 # --- states of two ranks in one ---
 
-def mixed():
+@ranks.on(2)
+def test_tensors_of_another_rank_are_refused():
     rank, other = dist.get_rank(), 1 - dist.get_rank()
     state = with_residual()
     own = state.state_dict()
@@ -60,44 +61,35 @@ def mixed():
     assert own_checksum(local) == own["local_updates"]["checksum"]
 
 
-def test_tensors_of_another_rank_are_refused():
-    ranks.run(2, mixed)
-
-
-def under_one_key(directory):
+@needs_dcp
+@ranks.on(2)
+def test_a_distributed_checkpoint_under_one_key_is_refused_on_each_rank(tmp_path):
     state = with_residual()
     saved = {"dropping": state.state_dict()}
-    dcp.save(saved, checkpoint_id=directory)
-    dcp.load(saved, checkpoint_id=directory)
+    dcp.save(saved, checkpoint_id=tmp_path)
+    dcp.load(saved, checkpoint_id=tmp_path)
     with pytest.raises(ValueError, match="saved by rank . and this is|saved by rank ., and this is|not those that rank . saved"):
         with_residual(0).load_state_dict(saved["dropping"])
 
 
 @needs_dcp
-def test_a_distributed_checkpoint_under_one_key_is_refused_on_each_rank(tmp_path):
-    ranks.run(2, under_one_key, str(tmp_path))
-
-
-def by_rank(directory):
+@ranks.on(2)
+def test_a_distributed_checkpoint_with_a_key_for_each_rank_has_all(tmp_path):
     records = models.recorded()
     state, (model, local) = with_residual(), with_local_deltas()
     dcp.save({"dropping": lamina.torch.per_rank(state), "model": lamina.torch.per_rank(model), "optimizer": lamina.torch.per_rank(local)},
-             checkpoint_id=directory)
+             checkpoint_id=tmp_path)
     again, (model_again, local_again) = with_residual(0), with_local_deltas(0)
-    dcp.load({"dropping": lamina.torch.per_rank(again), "model": lamina.torch.per_rank(model_again)}, checkpoint_id=directory)
-    dcp.load({"optimizer": lamina.torch.per_rank(local_again)}, checkpoint_id=directory)
+    dcp.load({"dropping": lamina.torch.per_rank(again), "model": lamina.torch.per_rank(model_again)}, checkpoint_id=tmp_path)
+    dcp.load({"optimizer": lamina.torch.per_rank(local_again)}, checkpoint_id=tmp_path)
     assert len(set(ranks.gathered(models.bits(model_again)))) == 2 and models.bits(model_again) == models.bits(model)
     assert again.state_dict()["checksum"] == state.state_dict()["checksum"]
     assert own_checksum(local_again) == own_checksum(local) and local_again.backend.step == 3
     assert not [line for line in models.messages(records) if "being saved" in line]
 
 
-@needs_dcp
-def test_a_distributed_checkpoint_with_a_key_for_each_rank_has_all(tmp_path):
-    ranks.run(2, by_rank, str(tmp_path))
-
-
-def per_rank_keys():
+@ranks.on(2)
+def test_a_state_has_the_key_of_its_rank():
     rank = dist.get_rank()
     state = with_residual()
     saved = lamina.torch.per_rank(state).state_dict()
@@ -109,13 +101,11 @@ def per_rank_keys():
         lamina.torch.per_rank(again).load_state_dict({"rank7": b""})
 
 
-def test_a_state_has_the_key_of_its_rank():
-    ranks.run(2, per_rank_keys)
-
-
 # --- PyTorch's step without gradients ---
 
-def asked_for():
+@needs_dcp
+@ranks.on(2)
+def test_asking_for_the_optimizers_state_takes_no_exchange():
     records = models.recorded()
     model = models.small()
     local = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096)
@@ -131,12 +121,8 @@ def asked_for():
             set_optimizer_state_dict(model, local, saved)
 
 
-@needs_dcp
-def test_asking_for_the_optimizers_state_takes_no_exchange():
-    ranks.run(2, asked_for)
-
-
-def first_steps():
+@ranks.on(1)
+def test_other_first_steps_are_steps():
     """Neither a rate of zero nor a gradient of zero makes a step one of PyTorch's."""
     for rate, gradient, optimizer, exchanges in ((0.0, 1.0, torch.optim.AdamW, 2), (0.1, 0.0, torch.optim.AdamW, 2),
                                                  (0.1, None, torch.optim.SGD, 2), (0.0, 0.0, torch.optim.AdamW, 1)):
@@ -147,10 +133,6 @@ def first_steps():
                 parameter.grad = None if gradient is None else torch.full_like(parameter, gradient)
             local.step()
         assert local.backend.step == exchanges
-
-
-def test_other_first_steps_are_steps():
-    ranks.run(1, first_steps)
 
 
 # --- frameworks that keep one rank's state ---
@@ -166,7 +148,8 @@ def asked_by(*modules):
     return called
 
 
-def told_at_saving():
+@ranks.on(2)
+def test_frameworks_that_keep_one_ranks_state_are_told_of():
     state, (_, local) = with_residual(), with_local_deltas()
     for modules, framework in [(("__main__", "accelerate.accelerator", "accelerate.checkpointing", "accelerate.optimizer"), "accelerate"),
                                (("transformers.trainer", "accelerate.optimizer"), "the Hugging Face Trainer"),
@@ -185,16 +168,9 @@ def told_at_saving():
             assert not records
 
 
-def test_frameworks_that_keep_one_ranks_state_are_told_of():
-    ranks.run(2, told_at_saving)
-
-
-def alone():
+@ranks.on(1)
+def test_one_rank_is_all_ranks():
     records = models.recorded()
     state = with_residual()
     asked_by("accelerate.checkpointing")(state.state_dict)
     assert not [line for line in models.messages(records) if "being saved" in line]
-
-
-def test_one_rank_is_all_ranks():
-    ranks.run(1, alone)

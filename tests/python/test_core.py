@@ -1,77 +1,20 @@
 # SPDX-License-Identifier: MIT
-"""lamina without torch: against the literal method, and what it refuses."""
+"""lamina without torch: what it does besides tests/python/test_method.py, and what it refuses."""
 
-import random
-import subprocess
-import sys
 import threading
 
 import numpy as np
 import pytest
 
 import lamina
-import literal
 
 
-def any_layout(seed):
-    chance = random.Random(seed)
-    return lamina.Layout({f"layer {l}": (chance.choice([1, 7, 100, 4096, 9000]), chance.choice([1, 2, 3]))
-                          for l in range(chance.randint(1, 12))})
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_a_step_is_algorithm_1(seed):
-    layout, draw = any_layout(seed), np.random.default_rng(seed)
-    cut = 4096 * (seed % 3)
-    ratio = float(draw.uniform(0.1, 0.99))
-    worker = lamina.Worker(layout, drop_ratio=ratio, fragment_elements=cut)
-    paper = literal.Workers(1, layout.sizes, ratio, cut)
-    for _ in range(4):
-        gradients = [draw.standard_normal(size).astype(np.float32) for size in layout.sizes]
-        step = worker.add(gradients)
-        values = step.values().tolist()
-        sent = step.select()
-        means, expected = paper.step([gradients])
-        assert sent == expected
-        assert values == pytest.approx([literal.mean_abs(fragment) for fragment in
-                                        fragments_before(paper, means, expected, cut)], rel=1e-6)
-        packed = np.empty(step.sent_elements, np.float32)
-        step.pack(packed)
-        step.commit()
-        out = [np.full(size, 9, np.float32) for size in layout.sizes]
-        step.unpack(packed, out)
-        for layer, mean in enumerate(means):
-            np.testing.assert_array_equal(out[layer], mean)
-            np.testing.assert_array_equal(worker.residual(layer), paper.residuals[0][layer])
-
-
-def fragments_before(paper, means, sent, cut):
-    """The residual's fragments as they were before the step cleared what it sent."""
-    index = 0
-    for l, size in enumerate(paper.sizes):
-        whole = paper.residuals[0][l] + means[l]
-        for begin in range(0, size, cut or size):
-            yield whole[begin:begin + (cut or size)]
-            index += 1
-
-
-def test_the_literal_method_in_descending_order_is_another():
-    values, sizes = [1.0, 2.0, 3.0], [10, 10, 10]
-    assert literal.threshold(values, sizes, 0.5) != literal.threshold(values, sizes, 0.9, descending=True)
-    worker = lamina.Worker(lamina.Layout({"a": (10,), "b": (10,), "c": (10,)}), drop_ratio=0.5)
-    step = worker.add([np.full(10, value, np.float32) for value in values])
-    step.select()
-    assert worker.threshold == literal.threshold(values, sizes, 0.5) == 2.0
-    assert worker.threshold != literal.threshold(values, sizes, 0.9, descending=True)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_server_and_two_workers(asynchronous):
+def test_an_asynchronous_server_and_two_workers():
     layout = lamina.Layout({"weight": (30, 40), "bias": (40,)})
     parameters = [np.zeros(size, np.float32) for size in layout.sizes]
     replicas = [[np.full(size, 7, np.float32) for size in layout.sizes] for _ in range(2)]
     workers = [lamina.Worker(layout, drop_ratio=0.5, sender=w) for w in range(2)]
-    server = lamina.Server(layout, 2, asynchronous=asynchronous)
+    server = lamina.Server(layout, 2, asynchronous=True)
     given = np.zeros(layout.elements)
     for number in range(1, 6):
         for w, worker in enumerate(workers):
@@ -80,21 +23,18 @@ def test_a_server_and_two_workers(asynchronous):
             step = worker.add(gradients)
             server.add(step.frame(b"loss"))
             step.commit()
-            if not server.complete:
-                continue
             mean = [np.full(size, 9, np.float32) for size in layout.sizes]
             arrived = server.update(mean)
             assert all(np.all(mean[layer] == 9) for layer in range(2) if layer not in arrived)
             for layer in arrived:
                 parameters[layer] += mean[layer]
-            assert server.workers == ([w] if asynchronous else [0, 1])
-            for to in server.workers:
-                reply = server.reply(to, parameters)
-                frame = lamina.decode(reply.bytes, layout)
-                for layer, own in enumerate(replicas[to]):
-                    assert frame.apply_to(layer, own) == (layer in frame.sent)
-                    np.testing.assert_array_equal(own, parameters[layer])
-                server.commit(to, reply.clock)
+            assert server.workers == [w]
+            reply = server.reply(w, parameters)
+            frame = lamina.decode(reply.bytes, layout)
+            for layer, own in enumerate(replicas[w]):
+                assert frame.apply_to(layer, own) == (layer in frame.sent)
+                np.testing.assert_array_equal(own, parameters[layer])
+            server.commit(w, reply.clock)
     waiting = sum(np.concatenate([worker.residual(l) for l in range(2)]) for worker in workers) / 2
     np.testing.assert_array_equal(np.concatenate(parameters) + waiting, given)
 
@@ -208,8 +148,8 @@ def test_a_table_lies_within_its_arrays(arrays, table, error, text):
 
 
 @pytest.mark.parametrize("options, text", [
-    ({"drop_ratio": 1.5}, "drop ratio"), ({"drop_ratio": float("nan")}, "drop ratio"), ({"send_budget": 0.0}, "budget"),
-    ({"search_every": 0}, "search_every"), ({"fragment_elements": 100}, "fragment_elements"), ({"momentum": 1.0}, "momentum"),
+    ({"drop_ratio": 1.5}, "drop ratio"), ({"send_budget": 0.0}, "budget"), ({"search_every": 0}, "search_every"),
+    ({"fragment_elements": 100}, "fragment_elements"), ({"momentum": 1.0}, "momentum"),
     ({"value": "median"}, "value must be one of"), ({"non_finite": "x"}, "non_finite must be one of"),
     ({"payload": "int5"}, "payload must be one of"),
     ({"always_sent": [2]}, "always_sent"),
@@ -224,9 +164,8 @@ def test_an_option_outside_its_range_is_named(options, text):
     ({"at_least_every": -1}, ValueError, "at_least_every"), ({"fragment_elements": -4096}, ValueError, "fragment_elements"),
     ({"value": "signed_mean"}, ValueError, "value must be one of"), ({"drop_ratio": "a"}, TypeError, "drop_ratio must be a number"),
     ({"at_least_every": 1.5}, TypeError, "at_least_every must be a number"), ({"at_least_every": 2**70}, ValueError, "at_least_every must lie in"),
-    ({"drop_ratio": None}, TypeError, "drop_ratio must be a number"), ({"drop_ratio": 1.0}, ValueError, "drop_ratio must be a share"),
-    ({"drop_ratio": 95}, ValueError, "drop_ratio must be a share"), ({"drop_ratio": float("nan")}, ValueError, "drop_ratio must be a share"),
-    ({"send_budget": 0}, ValueError, r"send_budget must be a share in \(0, 1\], got 0"), ({"send_budget": 4}, ValueError, "send_budget must be a share"),
+    ({"drop_ratio": 1.0}, ValueError, "drop_ratio must be a share"), ({"drop_ratio": float("nan")}, ValueError, "drop_ratio must be a share"),
+    ({"send_budget": 0}, ValueError, r"send_budget must be a share in \(0, 1\], got 0"),
     ({"send_budget": float("nan")}, ValueError, "send_budget must be a share"),
     ({"drop_rate": 0.5}, TypeError, "drop_rate"),
 ])
@@ -340,11 +279,3 @@ def test_half_width_packing_loses_nothing():
     step.select()
     with pytest.raises(ValueError, match="payload"):
         step.pack(packed)
-
-
-def test_what_is_held_at_exit_is_not_complained_of():
-    """As PyTorch holds hooks, and they their state."""
-    code = ("import ctypes, lamina; worker = lamina.Worker(lamina.Layout({'a': (3,)})); "
-            "ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -4,7 +4,6 @@
 import contextlib
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,12 +11,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-import lamina
 import models
-import literal
 import ranks
 
 BACKENDS = ["cpu", "torch"]
+SHAPES = [(64, 100), (100,), (9000,), (30, 7), (1,), (17, 3, 3)]
 
 
 # --- R = 0 is DDP ---
@@ -67,48 +65,6 @@ def test_ratio_zero_is_ddp_with_accumulation_channels_last_and_adam():
         assert result[0] == result[1]
 
 
-# --- against the literal method ---
-
-SHAPES = [(64, 100), (100,), (9000,), (30, 7), (1,), (17, 3, 3)]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("options", [{"drop_ratio": 0.9}, {"drop_ratio": 0.6, "fragment_elements": 4096}], ids=["whole", "fragments"])
-@ranks.on(2)
-def test_every_gradient_is_that_of_the_literal_method(options, backend):
-    shapes, rank, world = SHAPES, dist.get_rank(), dist.get_world_size()
-    model = models.Weights(*shapes)
-    ddp, state = models.dropping(model, {"bucket_cap_mb": 0.01}, backend=backend, **options)
-    paper = literal.Workers(world, [int(np.prod(shape)) for shape in shapes], options["drop_ratio"],
-                           options.get("fragment_elements", 0))
-    kept = 0
-    for step in range(1, 31):
-        given = [models.whole_numbers(shapes, step, each) for each in range(world)]
-        models.backward(ddp, given[rank])
-        means, sent = paper.step([[each.flatten().numpy() for each in own] for own in given])
-        for parameter, mean in zip(model.all, means):
-            np.testing.assert_array_equal(parameter.grad.flatten().numpy(), mean)
-        assert (state.last.step, state.last.sent_fragments) == (step, len(sent))
-        kept += len(sent)
-        for layer in range(len(shapes)):
-            np.testing.assert_array_equal(state.residual(f"all.{layer}").flatten().numpy(), paper.residuals[rank][layer])
-    assert 0 < kept < 30 * len(state.backend.fragments)  # some waited, some did not
-
-
-def test_the_literal_method_by_bucket_is_another():
-    """The negative control: the threshold of each bucket gives other gradients than that of the whole model."""
-    sizes = [int(np.prod(shape)) for shape in SHAPES]
-    whole = literal.Workers(2, sizes, 0.9)
-    single = [literal.Workers(2, [size], 0.9) for size in sizes]
-    differs = False
-    for step in range(1, 31):
-        given = [[each.flatten().numpy() for each in models.whole_numbers(SHAPES, step, rank)] for rank in range(2)]
-        means, _ = whole.step(given)
-        alone = [each.step([[own[layer]] for own in given])[0][0] for layer, each in enumerate(single)]
-        differs |= any(np.any(mean != other) for mean, other in zip(means, alone))
-    assert differs
-
-
 # --- replicas ---
 
 def replicas(options):
@@ -133,8 +89,7 @@ def test_replicas_stay_identical_and_learn(world, options, overlap):
 
 @ranks.on(2)
 def test_ranks_that_part_notice_it_in_the_next_step():
-    model = models.Weights((5000,), (5000,), (10,))
-    ddp, state = models.dropping(model, drop_ratio=0.7)
+    ddp, state = models.dropping(models.Weights((5000,), (5000,), (10,)), drop_ratio=0.7)
     if dist.get_rank() == 1:
         select = state.backend.select
 
@@ -236,8 +191,7 @@ def test_both_backends_do_the_same():
                     {"drop_ratio": 0.8, "value": "l1_norm"}):
         both = []
         for backend in BACKENDS:
-            model = models.Weights(*SHAPES)
-            ddp, state = models.dropping(model, backend=backend, **options)
+            ddp, state = models.dropping(models.Weights(*SHAPES), backend=backend, **options)
             seen = []
             for step in range(1, 16):
                 gradients = models.backward(ddp, models.whole_numbers(SHAPES, step, dist.get_rank()))
@@ -288,8 +242,7 @@ def test_a_compiled_model():
 @pytest.mark.parametrize("forgets", [False, True])
 @ranks.on(2)
 def test_the_bytes_reported_are_those_that_allreduce_saw(forgets):
-    model = models.small()
-    ddp, state = models.dropping(model, drop_ratio=0.9, fragment_elements=4096)
+    ddp, state = models.dropping(models.small(), drop_ratio=0.9, fragment_elements=4096)
     seen, all_reduce = [], dist.all_reduce
 
     def counting(tensor, *arguments, **options):

@@ -1,88 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""Local updates without torch: against the literal method by numpy, and what is refused."""
+"""Local updates without torch: frames, steps that are joined or lost, and what is refused."""
 
 import numpy as np
 import pytest
 
 import lamina
-
-
-class Workers:
-    """Local updates once more, by numpy and word for word: score selects one fragment after the other as far as they fit."""
-
-    def __init__(self, world, sizes, budget, rate, momentum, waits=True):
-        self.sizes, self.rate, self.momentum, self.waits = sizes, rate, momentum, waits
-        self.share, self.allowance = budget * sum(sizes), 0.0
-        self.x = [np.zeros(size, np.float32) for size in sizes]
-        self.y = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
-        self.m = [np.zeros(size, np.float32) for size in sizes]
-        self.came = [0] * len(sizes)
-
-    def step(self, t):
-        values = [np.mean([np.abs(x - y[l]).mean(dtype=np.float64) for y in self.y]) for l, x in enumerate(self.x)]
-        products = [value * (t - came) if self.waits else value for value, came in zip(values, self.came)]
-        self.allowance = min(self.allowance + self.share, self.share + max(self.sizes))
-        sent, left = [], self.allowance
-        for fragment in sorted(range(len(self.sizes)), key=lambda l: -products[l]):
-            left -= self.sizes[fragment]
-            if left < 0 or products[fragment] == 0:
-                break
-            sent.append(fragment)
-        self.allowance -= sum(self.sizes[fragment] for fragment in sent)
-        for fragment in sent:
-            deltas = [self.x[fragment] - y[fragment] for y in self.y]
-            mean = np.mean(deltas, axis=0)
-            self.m[fragment] = self.momentum * self.m[fragment] + mean
-            d = self.rate * (mean + self.momentum * self.m[fragment])
-            self.x[fragment] = (self.x[fragment] - d).astype(np.float32)
-            for y, r in zip(self.y, deltas):
-                y[fragment] = (y[fragment] + r - d).astype(np.float32)
-            self.came[fragment] = t
-        return sorted(sent)
-
-
-@pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize("world", [1, 3])
-def test_local_updates_are_those_of_the_literal_method(world, waits):
-    draw = np.random.default_rng(world)
-    sizes = [64, 64, 64, 64, 64, 64, 64, 64]
-    layout = lamina.Layout({str(l): (size,) for l, size in enumerate(sizes)})
-    literal = Workers(world, sizes, 0.25, 0.7, 0.9, waits)
-    workers = [lamina.LocalDelta(layout, send_budget=0.25, by_score=waits)
-               for _ in range(world)]
-    outers = [lamina.OuterOptimizer(layout, rate=0.7, momentum=0.9) for _ in range(world)]
-    x = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
-    y = [[np.zeros(size, np.float32) for size in sizes] for _ in range(world)]
-    waited = 0
-    for t in range(1, 61):
-        for w in range(world):
-            for l, size in enumerate(sizes):
-                move = (draw.standard_normal(size) * (l + 1)).astype(np.float32)
-                y[w][l] += move
-                literal.y[w][l] += move
-        for w, worker in enumerate(workers):
-            worker.observe_all(x[w], y[w])
-        agreed = np.mean([np.array(worker.values()) for worker in workers], axis=0)
-        packed = []
-        for w, worker in enumerate(workers):
-            sent = worker.select(agreed)
-            packed.append(np.empty(worker.sent_elements, np.float32))
-            worker.pack(x[w], y[w], packed[w])
-            worker.commit()
-        waited = max([waited, *(t - literal.came[fragment] for fragment in sent)])
-        assert sent == literal.step(t), t
-        mean = np.mean(packed, axis=0, dtype=np.float32)
-        for w, worker in enumerate(workers):
-            d = mean.copy()
-            outers[w](sent, d)
-            worker.apply(t, d, x[w], y[w])
-            for l in range(len(sizes)):
-                np.testing.assert_array_equal(x[w][l], x[0][l])
-                np.testing.assert_allclose(x[w][l], literal.x[l], rtol=1e-3, atol=1e-3)
-                # Its own: what rounding makes of it must not add up into another choice.
-                literal.x[l][:] = x[w][l]
-                literal.y[w][l][:] = y[w][l]
-    assert waited > 8
 
 
 def drifting(payload="as_is", **options):
@@ -119,35 +41,6 @@ def test_frames_say_what_is_packed(payload, value):
     np.testing.assert_array_equal(np.concatenate([means[fragment] for fragment in sent]), packed)
     with pytest.raises(lamina.DecodeError):
         lamina.Server(worker.fragments).add(data)
-
-
-def test_saved_and_resumed_with_a_step_under_way():
-    worker, x, y = drifting(send_budget=0.9, by_score=True)
-
-    def step(worker, x, y, outer):
-        worker.observe_all(x, y)
-        sent = worker.select()
-        packed = np.empty(worker.sent_elements, np.float32)
-        worker.pack(x, y, packed)
-        worker.commit()
-        outer(sent, packed)
-        return packed
-
-    outer = lamina.OuterOptimizer(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
-    first = step(worker, x, y, outer)
-    again, copies = drifting(send_budget=0.9, by_score=True)[0], ([a.copy() for a in x], [a.copy() for a in y])
-    again.load(worker.save())
-    assert again.steps_under_way == 1
-    resumed = lamina.OuterOptimizer(worker.fragments, rate=0.7, momentum=0.9, payload="int8")
-    resumed.restore(outer.momentum(), outer.rounding())
-    for each, (own_x, own_y), own_outer in ((worker, (x, y), outer), (again, copies, resumed)):
-        for each_y in own_y:
-            each_y += 1
-        each.apply(1, first, own_x, own_y)
-        each.apply(2, step(each, own_x, own_y, own_outer), own_x, own_y)
-    assert x[1].any() and outer.rounding().tolist() == resumed.rounding().tolist()
-    for own, other in zip(x + y, copies[0] + copies[1]):
-        np.testing.assert_array_equal(own, other)
 
 
 def test_one_that_joins_or_loses_a_step_holds_the_same_fragments():

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join
 from torch.utils._pytree import tree_map
 
 import lamina.torch
@@ -78,14 +77,14 @@ CASES = [{"send_budget": 0.3, "fragment_elements": 4096}, {"send_budget": 0.3, "
          {"drop_ratio": 0.0}, {"send_budget": 0.3, "by_score": False, "value": "l2_norm", "fragment_elements": 8192}]
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("shift", [0, 3])
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_it_is_bitwise_the_cpp_backend(case, payload):
-    ranks.run(2 + (case + PAYLOADS.index(payload)) % 2, equal_to_cpp, {**CASES[case], "payload": payload}, False)
+def test_it_is_bitwise_the_cpp_backend(case, shift):
+    """Each case with two payloads, and each payload in two cases at least."""
+    ranks.run(2 + (case + shift) % 2, equal_to_cpp, {**CASES[case], "payload": PAYLOADS[(case + shift) % len(PAYLOADS)]}, False)
 
 
-@pytest.mark.parametrize("payload", ["as_is", "int4"])
-@pytest.mark.parametrize("case", [0, 2])
+@pytest.mark.parametrize("case, payload", [(0, "as_is"), (2, "int4")])
 def test_so_it_is_on_a_device(case, payload):
     ranks.run(2, equal_to_cpp, {**CASES[case], "payload": payload}, True)
 
@@ -108,14 +107,16 @@ def budgets(shapes, options):
         assert local.last.sent_fragments > 0
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-@pytest.mark.parametrize("options", [{"delay": 0}, {"delay": 3, "outer_momentum": 0.6, "outer_rate": 0.7}], ids=["plain", "delayed"])
+DELAYED = {"delay": 3, "outer_momentum": 0.6, "outer_rate": 0.7}
+
+
+@pytest.mark.parametrize("payload, options", [*((payload, DELAYED) for payload in PAYLOADS), ("as_is", {}), ("ternary", {})])
 def test_an_exchange_waits_for_nothing_and_launches_little(payload, options):
     ranks.run(1, budgets, resnet50(), {**options, "payload": payload, "send_budget": 0.01, "fragment_elements": 4096})
 
 
 def test_the_launches_do_not_grow_with_the_layers():
-    ranks.run(2, budgets, [(64,)] * 1000, {"payload": "ternary", "send_budget": 0.1})
+    ranks.run(1, budgets, [(64,)] * 500, {"payload": "ternary", "send_budget": 0.1})
 
 
 # --- what is told a step later, and the rest ---
@@ -123,7 +124,9 @@ def test_the_launches_do_not_grow_with_the_layers():
 OPTIONS = {"send_budget": 0.3, "fragment_elements": 4096, "optimizer": torch.optim.AdamW, "lr": 0.01}
 
 
-def not_finite(delay):
+@pytest.mark.parametrize("delay", [0, 2])
+@ranks.on(2)
+def test_parameters_that_are_not_finite_are_told_of_in_the_next_exchange(delay):
     rank = dist.get_rank()
     parameters, local = wrapped("torch", delay=delay, **OPTIONS)
     for number in range(1, 4):
@@ -144,16 +147,13 @@ def not_finite(delay):
     parameters[1].data.copy_(own)
     for number in range(4, 8):
         step(parameters, local, number)
-        assert len(set(ranks.gathered(repr(bits(parameters, local)[1])))) == 1
+        assert ranks.agree(repr(bits(parameters, local)[1]))
     assert all(torch.isfinite(each).all() for each in bits(parameters, local)[1])
 
 
-@pytest.mark.parametrize("delay", [0, 2])
-def test_parameters_that_are_not_finite_are_told_of_in_the_next_exchange(delay):
-    ranks.run(2, not_finite, delay)
-
-
-def mended(backend):
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@ranks.on(2)
+def test_bfloat16_that_was_not_finite_is_mended_with_its_master(backend):
     parameter = nn.Parameter(torch.ones(256, dtype=torch.bfloat16))
     local = LocalUpdates(torch.optim.SGD([parameter], 0.5), backend=backend, drop_ratio=0)
     if dist.get_rank():
@@ -167,12 +167,9 @@ def mended(backend):
     assert torch.equal(parameter, torch.ones(256).index_fill(0, torch.tensor([3]), 2).bfloat16())
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_bfloat16_that_was_not_finite_is_mended_with_its_master(backend):
-    ranks.run(2, mended, backend)
-
-
-def overflows(payload):
+@pytest.mark.parametrize("payload", ["as_is", "int8"])
+@ranks.on(2)
+def test_a_sum_that_is_not_finite_is_told_of_in_the_next_exchange(payload):
     parameters, local = wrapped("torch", shapes=[(1,), (128,)], lr=1.0, drop_ratio=0, outer_momentum=0.5, payload=payload)
     before = bits(parameters, local)
     for parameter in parameters:
@@ -189,12 +186,8 @@ def overflows(payload):
     local.exchange()
 
 
-@pytest.mark.parametrize("payload", ["as_is", "int8"])
-def test_a_sum_that_is_not_finite_is_told_of_in_the_next_exchange(payload):
-    ranks.run(2, overflows, payload)
-
-
-def parted():
+@ranks.on(2)
+def test_ranks_that_have_parted_are_told_of_in_the_next_exchange():
     parameters, local = wrapped("torch", **OPTIONS)
     saved = copy.deepcopy(local.state_dict())
     step(parameters, local, 1)
@@ -205,74 +198,28 @@ def parted():
         local.exchange()
 
 
-def test_ranks_that_have_parted_are_told_of_in_the_next_exchange():
-    ranks.run(2, parted)
-
-
-def equal_deltas(data_of):
-    records = models.recorded()
-    parameters, local = wrapped("torch", **OPTIONS)
-    for number in range(1, 7):
-        generator = torch.Generator().manual_seed(10 * number + data_of * dist.get_rank())
-        for parameter in parameters:
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        local.step()
-    told = [line for line in models.messages(records) if "bitwise equal" in line]
-    assert len(told) == (data_of == 0 and dist.get_rank() == 0)
-
-
-@pytest.mark.parametrize("data_of", [0, 1])
-def test_equal_deltas_are_told_of(data_of):
-    ranks.run(2, equal_deltas, data_of)
-
-
-def resumed(delay, payload, on_device):
-    made = pretended.Tensor if on_device else lambda tensor: tensor
-    options = {**OPTIONS, "delay": delay, "payload": payload, "outer_rate": 0.7, "outer_momentum": 0.5}
-    with pretended.device() if on_device else torch.enable_grad():
-        whole, again = wrapped("torch", made, **options), wrapped("torch", made, **options)
+@ranks.on(2)
+def test_it_is_resumed_on_a_device():
+    options = {**OPTIONS, "delay": 2, "payload": "int4", "outer_rate": 0.7, "outer_momentum": 0.5}
+    with pretended.device():
+        whole, again = (wrapped("torch", pretended.Tensor, **options) for _ in range(2))
         for number in range(1, 6):
-            step(*whole, number, made)
-        step(*again, 30, made)  # of which nothing may be left
+            step(*whole, number, pretended.Tensor)
+        step(*again, 30, pretended.Tensor)  # of which nothing may be left
         saved = whole[1].state_dict()
-        assert len(saved["local_updates"]["under_way"]) == delay
+        assert len(saved["local_updates"]["under_way"]) == 2
         # Copies, since newer optimizers take the tensors of a state as they are.
         again[1].load_state_dict(tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, saved))
         assert again[1].last is None
         for each in (whole, again):
             for number in range(6, 11):
-                step(*each, number, made)
-        for one, other in zip(sum(bits(*whole), []), sum(bits(*again), [])):
-            assert torch.equal(one, other)
+                step(*each, number, pretended.Tensor)
+        assert all(torch.equal(*each) for each in zip(sum(bits(*whole), []), sum(bits(*again), [])))
         assert whole[1].totals == again[1].totals and whole[1].last == again[1].last
 
 
-@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (1, "ternary"), (2, "int4"), (5, "bfloat16")])
-def test_saved_and_resumed_is_the_run_that_was_not_stopped(delay, payload):
-    ranks.run(2, resumed, delay, payload, False)
-
-
-def test_so_it_is_resumed_on_a_device():
-    ranks.run(2, resumed, 2, "int4", True)
-
-
-def joined():
-    rank = dist.get_rank()
-    parameters, local = wrapped("torch", **OPTIONS)
-    with Join([local]):
-        for number in range(1, 4 + 3 * rank):
-            step(parameters, local, number)
-    assert local.backend.step == 6
-    local.finish()
-    own, shared = bits(parameters, local)
-    assert all(torch.equal(*each) for each in zip(own, shared))
-
-
-def test_a_rank_with_fewer_batches_joins():
-    ranks.run(2, joined)
-
-
-def in_a_module():
+@ranks.on(2)
+def test_it_trains_a_module():
     model = models.small()
     local = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, backend="torch", delay=1)
     train(model, local, 6)
@@ -292,11 +239,8 @@ def in_a_module():
         local.exchange()
 
 
-def test_it_trains_a_module():
-    ranks.run(2, in_a_module)
-
-
-def refusals():
+@ranks.on(2)
+def test_what_is_refused_and_named():
     model = nn.Linear(3, 2)
 
     def made(**options):
@@ -306,8 +250,7 @@ def refusals():
     for error, message, call in [
             (ValueError, "at_least_every needs backend 'cpu'", lambda: made(at_least_every=3)),
             (ValueError, "warm_up_steps needs", lambda: made(warm_up_steps=3)), (ValueError, "search_every needs", lambda: made(search_every=3)),
-            (ValueError, "payload must be one of", lambda: made(payload="int5")), (ValueError, "value must be one of", lambda: made(value="max_abs")),
-            (ValueError, "outer momentum", lambda: made(outer_momentum=1)), (ValueError, "send_budget must", lambda: made(send_budget=0.0)),
+            (ValueError, "outer momentum", lambda: made(outer_momentum=1)),
             (ValueError, "backend must be one of auto, cpu, torch", lambda: made(backend="cuda")),
             (TypeError, "parameter 0 is on meta, which backend 'cpu' cannot read", lambda: LocalUpdates(torch.optim.SGD([on_device], 0.1), backend="cpu")),
             (TypeError, "parameter 1 is on cpu, and others on meta", lambda: LocalUpdates(torch.optim.SGD([on_device, model.weight], 0.1))),
@@ -327,10 +270,6 @@ def refusals():
     state["local_updates"]["shared"][0][0] = torch.nan
     with pytest.raises(ValueError, match="'shared' is not finite"):
         local.load_state_dict(state)
-
-
-def test_what_is_refused_and_named():
-    ranks.run(2, refusals)
 
 
 # --- another number of ranks ---
@@ -365,7 +304,7 @@ def load_merged(directory, saved_ranks):
         loaded["torch"][1].load_state_dict(damaged)
 
 
-@pytest.mark.parametrize("before, after", [(2, 3), (3, 2), (3, 1)])
+@pytest.mark.parametrize("before, after", [(2, 3), (3, 2)])
 def test_another_number_of_ranks_goes_on_as_with_cpp(before, after, tmp_path):
     ranks.run(before, save_all, str(tmp_path))
     ranks.run(after, load_merged, str(tmp_path), before)

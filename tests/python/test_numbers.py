@@ -44,8 +44,7 @@ def test_whatever_the_default_type_is(backend):
     for default in (torch.float32, torch.float64):
         torch.set_default_dtype(default)
         try:
-            model = models.Weights(*SHAPES).float()
-            ddp, state = models.dropping(model, backend=backend, drop_ratio=0.6, momentum=0.5)
+            ddp, state = models.dropping(models.Weights(*SHAPES).float(), backend=backend, drop_ratio=0.6, momentum=0.5)
             gradients = [models.backward(ddp, models.whole_numbers(SHAPES, step, dist.get_rank())) for step in range(1, 5)]
             results.append((gradients, state.state_dict()["memory"]))
         finally:
@@ -59,8 +58,7 @@ def test_whatever_the_default_type_is(backend):
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 @ranks.on(2)
 def test_bad_elements_can_be_left_out(backend, overlap):
-    model = models.Weights(*SHAPES)
-    ddp, state = models.dropping(model, nonfinite="leave_out", backend=backend, drop_ratio=0.0, overlap=overlap)
+    ddp, state = models.dropping(models.Weights(*SHAPES), nonfinite="leave_out", backend=backend, drop_ratio=0.0, overlap=overlap)
     given = [torch.ones(shape) for shape in SHAPES]
     if dist.get_rank() == 1:
         given[1][7], given[2][0, 0] = float("nan"), float("inf")
@@ -72,8 +70,7 @@ def test_bad_elements_can_be_left_out(backend, overlap):
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 @ranks.on(1)
 def test_an_element_left_out_moves_neither_velocity_nor_residual(backend):
-    model = models.Weights(*SHAPES)
-    ddp, state = models.dropping(model, nonfinite="leave_out", backend=backend, drop_ratio=0.5, momentum=0.5)
+    ddp, state = models.dropping(models.Weights(*SHAPES), nonfinite="leave_out", backend=backend, drop_ratio=0.5, momentum=0.5)
     # The first layer goes out in each step, the others wait.
     of_good, of_bad = [1.0, 2.5, 4.25], [1.0, 1.0, 2.5]
     for step, (good, bad) in enumerate(zip(of_good, of_bad)):
@@ -194,8 +191,7 @@ def test_a_sum_that_would_overflow_never_comes_in(backend):
 
 def on_the_wire(backend, momentum, overlap):
     rank = dist.get_rank()
-    model = models.Weights(*SHAPES)
-    ddp, state = models.dropping(model, backend=backend, drop_ratio=0.6, wire="bfloat16", momentum=momentum, overlap=overlap)
+    ddp, state = models.dropping(models.Weights(*SHAPES), backend=backend, drop_ratio=0.6, wire="bfloat16", momentum=momentum, overlap=overlap)
     generator = torch.Generator().manual_seed(rank)
     before = [torch.zeros(shape) for shape in SHAPES]
     velocity = [torch.zeros(shape) for shape in SHAPES]

@@ -101,7 +101,10 @@ def test_replicas_of_a_sharded_model(test):
     ranks.run(4, test)
 
 
-def local_replicas(backend):
+@needs_fsdp2
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@ranks.on(4)
+def test_local_updates_between_replicas_of_a_sharded_model(backend):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     group, model = mesh.get_group("replicate"), sharded(mesh["shard"])
     local = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters(), 1e-3), process_group=group, send_budget=0.2,
@@ -116,13 +119,9 @@ def local_replicas(backend):
         lamina.torch.LocalUpdates(torch.optim.SGD(model.parameters(), 0.1), send_budget=0.2)
 
 
-@needs_fsdp2
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_local_updates_between_replicas_of_a_sharded_model(backend):
-    ranks.run(4, local_replicas, backend)
-
-
-def with_masters(backend):
+@ranks.on(2)
+def test_a_bfloat16_parameter_has_a_master(backend):
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(80, 70).bfloat16()), nn.Parameter(torch.randn(33))]
     local = lamina.torch.LocalUpdates(torch.optim.SGD(parameters, 0.1), send_budget=1.0, backend=backend)
@@ -142,12 +141,8 @@ def with_masters(backend):
     assert torch.equal(parameters[0].detach(), before)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_a_bfloat16_parameter_has_a_master(backend):
-    ranks.run(2, with_masters, backend)
-
-
-def reduced():
+@ranks.on(2)
+def test_reduce_takes_tensors_and_an_all_reduce():
     model = nn.Linear(64, 64)
     state = lamina.torch.LayerDropping(lamina.Options(drop_ratio=0.0)).bind(model)
     gradients = [torch.full_like(each, float(dist.get_rank() + 1)).detach() for each in model.parameters()]
@@ -169,11 +164,8 @@ def reduced():
     assert len(asked) == 3 and asked[-1] == 64 * 65
 
 
-def test_reduce_takes_tensors_and_an_all_reduce():
-    ranks.run(2, reduced)
-
-
-def as_an_optimizer():
+@ranks.on(1)
+def test_every_public_method_of_an_optimizer_works():
     model = nn.Linear(4, 4)
     local = lamina.torch.LocalUpdates(torch.optim.SGD(model.parameters(), 0.1), drop_ratio=0.0)
     called = []
@@ -194,7 +186,3 @@ def as_an_optimizer():
         local.step()
         local.load_state_dict(local.state_dict())
         assert len(called) == 6 and all(each is local for each in called)
-
-
-def test_every_public_method_of_an_optimizer_works():
-    ranks.run(1, as_an_optimizer)
