@@ -52,8 +52,10 @@ numbers drawn(std::size_t elements, Law law) {
   return result;
 }
 
-numbers received(const method& worker, std::size_t elements = model.elements()) {
-  numbers sum(elements);
+// What of this gradient, and of the residual, all receive.
+numbers sent_of(method& worker, const numbers& gradient) {
+  worker.step(gradient);
+  numbers sum(gradient.size());
   worker.receive(sum);
   return sum;
 }
@@ -98,8 +100,7 @@ TEST_CASE(
     for (unsigned step = 1; step <= 20; ++step) {
       const numbers gradient = integer_gradient(step);
       add_to(gradients, gradient);
-      worker->step(gradient);
-      const numbers now = received(*worker);
+      const numbers now = sent_of(*worker, gradient);
       // A threshold of the step before may leave nothing of layers this small.
       if (!name.ends_with("one pass")) REQUIRE(nonzero(now) > 0);
       add_to(total, now);
@@ -116,8 +117,7 @@ TEST_CASE("baselines: top-k sends the k largest of each layer and k of them wher
   const double fraction = GENERATE(0.001, 0.05, 0.5, 1.0);
   top_k worker(model, fraction);
   const numbers gradient = integer_gradient(3);
-  worker.step(gradient);
-  const numbers sent = received(worker);
+  const numbers sent = sent_of(worker, gradient);
   for (std::size_t l = 0; l < model.layers(); ++l) {
     const auto keep = static_cast<std::size_t>(std::ceil(fraction * static_cast<double>(model.sizes()[l])));
     numbers sizes_sent;
@@ -144,21 +144,18 @@ TEST_CASE("baselines: sampled top-k sends about as much as asked for, and never 
   const numbers gradient = drawn(one.elements(), std::exponential_distribution<double>());
   for (const double fraction : {0.001, 0.01, 0.05, 0.5}) {
     sampled_top_k worker(one, fraction);
-    worker.step(gradient);
-    const auto share =
-        static_cast<double>(nonzero(received(worker, one.elements()))) / static_cast<double>(one.elements());
+    const std::size_t kept = nonzero(sent_of(worker, gradient));
+    const double share = static_cast<double>(kept) / static_cast<double>(one.elements());
     REQUIRE(share < 1.3001 * fraction);
     REQUIRE(share > 0.5 * fraction);
     // A count, the numbers, and what is smaller, indices or a bitmap.
-    const std::size_t kept = nonzero(received(worker, one.elements()));
     REQUIRE(worker.message_bytes() == 4 + 4 * kept + std::min<std::size_t>(4 * kept, 50'000));
   }
   // All samples are zero, so that all elements are at or above the threshold: the exact selection among them decides.
   numbers misleading(one.elements());
   for (std::size_t i = 0; i < 4'000; ++i) misleading[100 * i] = 1.0F + static_cast<float>(i);
   sampled_top_k worker(one, 0.001);
-  worker.step(misleading);
-  const numbers sent = received(worker, one.elements());
+  const numbers sent = sent_of(worker, misleading);
   REQUIRE(nonzero(sent) == 400);
   REQUIRE(std::ranges::all_of(sent, [](float x) { return x == 0 || x > 3'600; }));
 }
@@ -174,8 +171,7 @@ TEST_CASE("baselines: one pass takes what a threshold leaves, and finds the shar
       std::exponential_distribution<float> law;
       numbers gradient(one.elements());
       for (float& each : gradient) each = law(random) * (random() % 2 == 0 ? 1.0F : -1.0F);
-      worker.step(gradient);
-      last = received(worker, one.elements());
+      last = sent_of(worker, gradient);
       share = static_cast<double>(nonzero(std::span(last).first(30'003))) / 30'003;
       // Nothing that stayed is as large as anything that went.
       float smallest = 1e9F;
@@ -212,10 +208,9 @@ TEST_CASE("baselines: PowerSGD finds a matrix of its rank, and sends so much of 
   for (std::size_t i = 1200; i < gradient.size(); ++i) gradient[i] = law(random);
   const auto error_of = [&](std::size_t rank) {
     power_sgd worker(one, rank);
-    worker.step(gradient);
+    const numbers sent = sent_of(worker, gradient);
     REQUIRE(worker.message_bytes() == 4 * (rank * (30 + 40) + 7));
     double squares = 0;
-    const numbers sent = received(worker, one.elements());
     for (std::size_t i = 0; i < sent.size(); ++i) squares += std::pow(double{sent[i]} - gradient[i], 2);
     return std::sqrt(squares);
   };
@@ -248,8 +243,7 @@ TEST_CASE("baselines: an 8-bit float is the nearest one, whatever the number") {
 TEST_CASE("baselines: 1-bit sends means of a row that keep its sum, and the sign of each element") {
   one_bit worker(model);
   const numbers gradient = integer_gradient(5);
-  worker.step(gradient);
-  const numbers sent = received(worker);
+  const numbers sent = sent_of(worker, gradient);
   for (std::size_t begin = 0; begin < 8 * 36; begin += 36) {  // rows of "conv"
     std::set<float> values;
     float sum = 0;
@@ -275,8 +269,7 @@ TEST_CASE("baselines: TernGrad sends -s, 0 or s, and the gradient on average") {
   terngrad worker(one, std::numeric_limits<double>::infinity());
   numbers sum(one.elements());
   for (int i = 0; i < draws; ++i) {
-    worker.step(gradient);
-    const numbers now = received(worker, one.elements());
+    const numbers now = sent_of(worker, gradient);
     for (const float each : now) REQUIRE((each == 0 || std::abs(each) == largest));
     add_to(sum, now);
   }
@@ -290,8 +283,7 @@ TEST_CASE("baselines: TernGrad sends -s, 0 or s, and the gradient on average") {
   numbers outlier(one.elements(), 1.0F);
   outlier[17] = 1e6F;
   terngrad clipping(one);
-  clipping.step(outlier);
-  REQUIRE(std::ranges::max(received(clipping, one.elements())) < 4e5F);
+  REQUIRE(std::ranges::max(sent_of(clipping, outlier)) < 4e5F);
 }
 
 TEST_CASE(
@@ -301,8 +293,7 @@ TEST_CASE(
   for (unsigned step = 1; step <= 5; ++step) {
     const numbers gradient = integer_gradient(20 + step);
     add_to(residual, gradient);
-    worker.step(gradient);
-    const numbers sent = received(worker);
+    const numbers sent = sent_of(worker, gradient);
     for (std::size_t l = 0; l < model.layers(); ++l) {
       const std::size_t bin = model[l].shape.size() == 4 ? 50 : 500;
       std::set<float> scales;
@@ -339,8 +330,7 @@ TEST_CASE("baselines: random-k sends k elements, all equally often, and no indic
   constexpr int draws = 4'000;
   for (unsigned seed = 0; seed < draws; ++seed) {
     random_k worker(one, fraction, seed);
-    worker.step(ones);
-    const numbers sent = received(worker, one.elements());
+    const numbers sent = sent_of(worker, ones);
     REQUIRE(nonzero(sent) == keep);
     for (std::size_t i = 0; i < sent.size(); ++i) times[i] += sent[i] != 0 ? 1 : 0;
     REQUIRE(worker.message_bytes() == 8 + 4 * keep);
@@ -353,8 +343,7 @@ TEST_CASE(
     "baselines: block-sparse sends the blocks with the largest norms, whole, as one of lamina's frames") {
   block_sparse worker(model, 0.1, 64);
   const numbers gradient = integer_gradient(11);
-  worker.step(gradient);
-  const numbers sent = received(worker);
+  const numbers sent = sent_of(worker, gradient);
   const lamina::layout& blocks = worker.blocks();
   REQUIRE(blocks.elements() == model.elements());
   const auto keep = static_cast<std::size_t>(std::ceil(0.1 * static_cast<double>(blocks.layers())));

@@ -81,20 +81,10 @@ inline setting lossy(setting run, double inject_loss, std::uint32_t bound_ppm) {
   return run;
 }
 
+/// The seed has chosen the rest.
 inline std::string described(const setting& each) {
-  static constexpr std::array payloads = {"as_is", "float16", "bfloat16", "int8", "int4", "ternary"};
-  const lamina::worker_options& options = each.options;
   std::ostringstream text;
   text << "seed " << each.seed << (each.is_synchronous ? " sync" : " async");
-  if (options.send_budget) {
-    text << " budget " << *options.send_budget;
-  } else {
-    text << " R " << options.drop_ratio;
-  }
-  text << " at least every " << options.at_least_every << " fragments " << options.fragment_elements << ' '
-       << payloads[static_cast<std::size_t>(options.payload)] << " momentum " << options.momentum
-       << (options.non_finite == lamina::non_finite::refuse ? " refuse" : " skip")
-       << (each.sends_fail ? " failing sends" : "");
   if (each.is_lossy) text << " over UDP, loss " << each.inject_loss << ", bound " << each.bound_ppm << " ppm";
   return text.str();
 }
