@@ -29,17 +29,20 @@ _context.set_forkserver_preload(["lamina.torch", "numpy"])
 _kept = []
 
 
-def on(world):
-    """Makes a function a test that calls it on each of `world` ranks."""
+def on(world=None, sends_bfloat16=lambda **_: False):
+    """Makes a function a test that calls it on each of `world` ranks; if None, of as many as its argument of that name says. Skipped where
+    gloo does not know bfloat16 and `sends_bfloat16` is true of the arguments."""
     def made(of_rank):
         @functools.wraps(of_rank)
         def test(**arguments):
-            run(world, test, **arguments)
+            if sends_bfloat16(**arguments):
+                needs_bfloat16()
+            run(world or arguments["world"], test, **arguments)
         return test
     return made
 
 
-def run(world, test, *arguments, **named):
+def run(world, test, /, *arguments, **named):
     """Calls test(*arguments, **named), a function of a module, on each of `world` ranks. RuntimeError, with the rank and its traceback,
     for the first that fails."""
     while len(_kept) < world:

@@ -67,24 +67,21 @@ def test_ratio_zero_is_ddp_with_accumulation_channels_last_and_adam():
 
 # --- replicas ---
 
-def replicas(options):
+RATIO = {"drop_ratio": 0.9, "fragment_elements": 4096}
+BUDGET = {"send_budget": 0.1, "at_least_every": 20, "fragment_elements": 4096, "momentum": 0.5}
+
+
+@pytest.mark.parametrize("world, options, overlap", [(2, RATIO, False), (3, BUDGET, False), (2, BUDGET, True), (3, RATIO, True)])
+@ranks.on()
+def test_replicas_stay_identical_and_learn(world, options, overlap):
     model = models.small()
-    ddp, state = models.dropping(model, **options)
+    ddp, state = models.dropping(model, overlap=overlap, **options)
     losses = models.train(ddp, 60)
     assert sum(losses[-20:]) < 0.9 * sum(losses[:20])
     assert ranks.agree(models.bits(model))
     reports = ranks.gathered({**vars(state.last), "seconds": None, "left_out_elements": None})
     assert all(report == reports[0] for report in reports)
     assert state.totals.steps == 60 and 0 < state.totals.ratio < 1
-
-
-RATIO = {"drop_ratio": 0.9, "fragment_elements": 4096}
-BUDGET = {"send_budget": 0.1, "at_least_every": 20, "fragment_elements": 4096, "momentum": 0.5}
-
-
-@pytest.mark.parametrize("world, options, overlap", [(2, RATIO, False), (3, BUDGET, False), (2, BUDGET, True), (3, RATIO, True)])
-def test_replicas_stay_identical_and_learn(world, options, overlap):
-    ranks.run(world, replicas, {**options, "overlap": overlap})
 
 
 @ranks.on(2)

@@ -180,7 +180,9 @@ def test_owners_make_what_one_server_would(world, delay, payloads):
         ranks.run(world, one_server, payload, delay)
 
 
-def bytes_moved(payload):
+@pytest.mark.parametrize("world, payload", [(2, "as_is"), (4, "int4")])
+@ranks.on()
+def test_a_rank_sends_and_receives_its_payload_about_twice_whatever_their_number(world, payload):
     model, optimizer = wrapped_weights((256, 256), (4096,), drop_ratio=0, payload=payload)
     moved, kept = [], dist.all_to_all_single
 
@@ -189,17 +191,12 @@ def bytes_moved(payload):
         return kept(output, input, output_splits, input_splits, **options)
     with mock.patch.object(dist, "all_to_all_single", counted):
         take(model, optimizer, [torch.ones(256, 256), torch.ones(4096)])
-    rank, world, fragments = dist.get_rank(), dist.get_world_size(), optimizer.backend.fragments
+    rank, fragments = dist.get_rank(), optimizer.backend.fragments
     shards = [range(owner, len(fragments.sizes), world) for owner in range(world)]
     of_shard = [lamina.payload_bytes(fragments, list(shard), payload) for shard in shards]
     others, all_others = (world - 1) * of_shard[rank], sum(of_shard) - of_shard[rank]
     assert moved == [(all_others, others), (others + world - 1, all_others + world - 1)]  # and a byte of each owner says that it is well
     assert optimizer.last.sent_bytes == sum(of_shard) + 8 * (2 + 5)
-
-
-@pytest.mark.parametrize("world, payload", [(2, "as_is"), (4, "int4")])
-def test_a_rank_sends_and_receives_its_payload_about_twice_whatever_their_number(world, payload):
-    ranks.run(world, bytes_moved, payload)
 
 
 @pytest.mark.parametrize("delay, expected", [(0, (0, 0)), (1, (0, 1)), (2, (1, 1)), (5, (2, 3))])
@@ -221,7 +218,10 @@ def test_half_the_delay_is_for_each_way(delay, expected):
     assert tuple(waited[:2]) == expected and len(waited) > 2
 
 
-def as_if_alone(delay, payload):
+@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (2, "as_is"), (2, "bfloat16")])
+@ranks.on(1)
+def test_one_rank_trains_as_if_alone(delay, payload):
+    """L5."""
     model = models.Weights(*SHAPES)
     alone = copy.deepcopy(model)
     inside, plain = (torch.optim.SGD(each.parameters(), 0.5, momentum=0.5) for each in (model, alone))
@@ -233,13 +233,6 @@ def as_if_alone(delay, payload):
             its.step()
         assert models.bits(model) == models.bits(alone)
     assert optimizer.last.sent_bytes > 0
-
-
-@pytest.mark.parametrize("delay", [0, 2])
-def test_one_rank_trains_as_if_alone(delay):
-    """L5."""
-    for payload in ("as_is", "bfloat16"):
-        ranks.run(1, as_if_alone, delay, payload)
 
 
 @ranks.on(2)

@@ -133,7 +133,11 @@ def test_a_disabled_scaler_is_none():
     assert models.bits(model) == models.bits(plain)
 
 
-def types(dtypes, backend):
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("dtypes", [[torch.float16] * 3, [torch.bfloat16] * 3, [torch.float32, torch.bfloat16, torch.float32]],
+                         ids=["float16", "bfloat16", "mixed"])
+@ranks.on(2, sends_bfloat16=lambda dtypes, **_: torch.bfloat16 in dtypes)
+def test_half_width_gradients_lose_nothing(dtypes, backend):
     rank = dist.get_rank()
     model = models.Weights(*SHAPES)
     for parameter, dtype in zip(model.all, dtypes):
@@ -158,15 +162,6 @@ def types(dtypes, backend):
                                          for shape, dtype in zip(map(torch.Size, SHAPES), dtypes))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-@pytest.mark.parametrize("dtypes", [[torch.float16] * 3, [torch.bfloat16] * 3, [torch.float32, torch.bfloat16, torch.float32]],
-                         ids=["float16", "bfloat16", "mixed"])
-def test_half_width_gradients_lose_nothing(dtypes, backend):
-    if torch.bfloat16 in dtypes:
-        ranks.needs_bfloat16()
-    ranks.run(2, types, dtypes, backend)
-
-
 @ranks.on(2)
 def test_what_is_beyond_float16_is_counted():
     model = models.Weights((100,), (100,)).half()
@@ -189,7 +184,9 @@ def test_a_sum_that_would_overflow_never_comes_in(backend):
         assert torch.isfinite(state.residual("all.0")).all() and torch.isfinite(model.all[1].grad).all()
 
 
-def on_the_wire(backend, momentum, overlap):
+@pytest.mark.parametrize("backend, momentum, overlap", [("cpu", 0.5, False), ("torch", 0.5, False), ("cpu", 0.0, True), ("torch", 0.0, True)])
+@ranks.on(2, sends_bfloat16=lambda **_: True)
+def test_bfloat16_on_the_wire_loses_nothing_of_a_ranks_own(backend, momentum, overlap):
     rank = dist.get_rank()
     ddp, state = models.dropping(models.Weights(*SHAPES), backend=backend, drop_ratio=0.6, wire="bfloat16", momentum=momentum, overlap=overlap)
     generator = torch.Generator().manual_seed(rank)
@@ -212,9 +209,3 @@ def on_the_wire(backend, momentum, overlap):
             if is_sent:
                 velocity[layer] = torch.zeros(SHAPES[layer])
     assert state.last.sent_bytes < 0.3 * state.last.dense_bytes
-
-
-@pytest.mark.parametrize("backend, momentum, overlap", [("cpu", 0.5, False), ("torch", 0.5, False), ("cpu", 0.0, True), ("torch", 0.0, True)])
-def test_bfloat16_on_the_wire_loses_nothing_of_a_ranks_own(backend, momentum, overlap):
-    ranks.needs_bfloat16()
-    ranks.run(2, on_the_wire, backend, momentum, overlap)
