@@ -71,9 +71,14 @@ VARIANTS = {
 def test_a_step_waits_once_and_launches_little(variant):
     given = dict(VARIANTS[variant])
     shapes, overlap, dtype = resnet50(), given.pop("overlap", False), given.pop("dtype", torch.float32)
-    add = dist.all_reduce  # which of this PyTorch's process group may not take bfloat16
     options = {name: given.pop(name) for name in ("momentum", "fragment_elements", "value") if name in given}
-    with mock.patch.object(dist, "all_reduce", lambda each, *arguments, **named: each if each.dtype is torch.bfloat16 else add(each, *arguments, **named)):
+    all_reduce = dist.all_reduce
+
+    def of_any_type(each, *arguments, **named):
+        """That of PyTorch's process group may not take bfloat16."""
+        return each if each.dtype is torch.bfloat16 else all_reduce(each, *arguments, **named)
+
+    with mock.patch.object(dist, "all_reduce", of_any_type):
         with pretended.device():
             if given.get("scaler"):
                 given["scaler"] = Scaler()

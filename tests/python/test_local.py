@@ -828,15 +828,12 @@ def test_the_order_in_memory_is_one():
     optimizer.exchange()
 
 
-class Gone:
-    """A collective, or its work, of a rank whose network is gone."""
+def gone(*_, **__):
+    """A collective, or the wait for its work, of a rank whose network is gone."""
+    raise RuntimeError("the network is gone")
 
-    def __init__(self, *_, **__):
-        pass
 
-    def __call__(self, *_, **__):
-        raise RuntimeError("the network is gone")
-    wait = __call__
+gone.wait = gone
 
 
 @pytest.mark.parametrize("where", ["answer", "hand_on", "agree", "send", "state_dict"])
@@ -851,17 +848,17 @@ def test_wherever_a_collective_fails(where):
         return
     before = optimizer.backend.owned.momentum.clone(), optimizer.backend.owned.rounding.clone()
     # As if rank 1 had said the same.
-    all_reduce = Gone() if where == "agree" else lambda tensor, **_: tensor.mul_(2)
+    all_reduce = gone if where == "agree" else lambda tensor, **_: tensor.mul_(2)
     # Of step 3 the answers come in exchange(), and step 4 is answered behind what step 5 sends.
     left = {"send": 0, "hand_on": 1}.get(where, 2)
 
     def exchanged(*_, **__):
         nonlocal left
         left -= 1
-        return type("Work", (), {"wait": lambda self: None})() if left >= 0 else Gone()()
+        return type("Work", (), {"wait": lambda self: None})() if left >= 0 else gone()
     with mock.patch.multiple(dist, all_reduce=all_reduce, all_to_all_single=exchanged):
         if where in ("answer", "state_dict"):
-            optimizer.backend.under_way[1].work = Gone()
+            optimizer.backend.under_way[1].work = gone
         with pytest.raises(RuntimeError, match="the network is gone"):
             if where == "state_dict":
                 optimizer.state_dict()
