@@ -75,7 +75,7 @@ def test_the_quickstart_prints_what_the_method_prints(tmp_path):
     if compiler is None:
         pytest.skip("there is no C++ compiler")
     program = tmp_path / "quickstart"
-    subprocess.run([compiler, "-std=c++20", "-O1", f"-I{ROOT / 'include'}", str(ROOT / "examples/quickstart/quickstart.cpp"), "-o", str(program)],
+    subprocess.run([compiler, "-std=c++20", "-O0", f"-I{ROOT / 'include'}", str(ROOT / "examples/quickstart/quickstart.cpp"), "-o", str(program)],
                    check=True)
     printed = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
     assert printed == subprocess.run([sys.executable, str(ROOT / "examples/method.py")], check=True, capture_output=True, text=True).stdout
