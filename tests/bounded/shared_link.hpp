@@ -36,8 +36,8 @@ class shared_link {
     const auto senders = static_cast<std::uint32_t>(given.senders);
     for (std::uint32_t s = 0; s < senders; ++s) {
       ends.push_back(std::make_unique<simulated_link>(
-          grid_, simulated_link::options{
-                     .rate = {.link_bits = given.told_link_bits, .senders = senders}, .shared = {&data, s}}));
+          grid_, simulated_link::options{.rate = {.link_bits = given.told_link_bits, .senders = senders},
+                                         .shared = {&data, s}}));
       ends.back()->up = ends.back()->down = lossy_channel({.delay = 100us});
       ends.back()->receiver.set_load(senders, 0);
     }
