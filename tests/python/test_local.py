@@ -948,3 +948,14 @@ def looks_at_arrays(parameters):
 @ranks.on(1)
 def test_an_exchange_does_not_look_at_each_parameter():
     assert 0 < looks_at_arrays(20) == looks_at_arrays(200)
+
+
+@ranks.on(1)
+def test_the_hook_keeps_the_memory_into_which_it_packs():
+    model = nn.Linear(64, 64)
+    state, kept = lamina.torch.LayerDropping(lamina.Options(drop_ratio=0.0), backend="cpu").bind(model), []
+    pack = state.backend.pack
+    with mock.patch.object(state.backend, "pack", lambda world_size: kept.append(pack(world_size)) or kept[-1]):
+        for _ in range(4):
+            state.reduce([torch.ones_like(each) for each in model.parameters()])
+    assert len(kept) == 4 and len({each.data_ptr() for each in kept}) == 1
