@@ -19,7 +19,7 @@ TABLE = ROOT / "benchmarks/results/ratios.txt"
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/run", description="Builds and runs the benchmarks: a table for each "
                                      "question and a line for each ratio that has a limit. Writes results.json.")
-    parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions: less than three minutes")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few repetitions")
     parser.add_argument("--only", action="append", metavar="PROGRAM", help="of the programs this one alone; may be repeated")
     parser.add_argument("--gradients", type=pathlib.Path, metavar="DIR", help="gradients of a training run of ResNet-50, as "
                         "lab --record DIR keeps them: what receivers have of those, too")

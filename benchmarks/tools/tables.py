@@ -21,7 +21,7 @@ import report  # noqa: E402
 import suite  # noqa: E402
 
 MARKED = re.compile(r"<!-- table: (\w+) -->\n(.*?)<!-- end -->", re.DOTALL)
-NS, US, MS = 1e-9, 1e-6, 1e-3
+MS = 1e-3
 PAPER = {"everything": (0.388, 0.073, 3.457, 3.918), "dropping": (0.408, 0.085, 0.182, 0.675)}  # Table 1, first topology
 
 
@@ -115,10 +115,10 @@ def micro(title: str) -> dict[str, list[str]]:
     return cells(digest.tables(results, more)[title])
 
 
-def measured(title: str, row: str, column: int) -> float:
-    """Of ./benchmarks/run: a cell, in seconds where it has a unit of time."""
-    number, _, unit = micro(title)[row][column].partition(" ")
-    return float(number.replace(",", "")) * {"": 1, "s": 1, "s,": 1, "ms": MS, "us": US, "ns": NS}[unit.partition(" ")[0]]
+def ratios_of(name: str) -> list[float]:
+    """Of ./benchmarks/run: a ratio that has a limit, at each instruction set and optimization."""
+    lines = (RESULTS / "ratios.txt").read_text().splitlines()
+    return [float(line.split()[1]) for line in lines if line.startswith(f"{name}/")]
 
 
 def gpu(row: str, column: int = 0) -> float:
