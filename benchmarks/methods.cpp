@@ -178,7 +178,7 @@ const bool registered = [] {
   benchmark::RegisterBenchmark("plain_add", plain_add)->Unit(benchmark::kMillisecond);
   static std::vector<contestant> all = contestants();
   static std::vector<std::pair<std::string, gradient_source>> sources = {
-      {"drawn", {lamina_benchmark::is_quick() ? 8U : 32U, [](std::uint64_t step, std::span<float> gradient) {
+      {"drawn", {lamina_benchmark::is_quick() ? 2U : 32U, [](std::uint64_t step, std::span<float> gradient) {
                    lamina_benchmark::write_gradient(model, step, gradient);
                  }}}};
   if (const char* directory = std::getenv("LAMINA_BENCHMARK_GRADIENTS")) {

@@ -113,20 +113,21 @@ def widest(names: Container[str], program: str) -> str | None:
     return next((name for name in (f"{program}_avx512", f"{program}_avx2", program) if name in names), None)
 
 
-def measure(build: pathlib.Path, quick: bool, rounds: int, again: dict[str, set[str]], only: list[str] | None = None,
+def measure(build: pathlib.Path, quick: bool, rounds: int, limited: dict[str, set[str]], only: list[str] | None = None,
             gradients: pathlib.Path | None = None, say=lambda text: None) -> tuple[dict, Results]:
-    """All programs, one after the other: their contexts and results. After the first round only the benchmarks in `again`,
-    by program, are run, three repetitions in each. What is not timed, `quality_`, is the same in all variants and run in one."""
+    """All programs, one after the other: their contexts and results. `limited` are the benchmarks that have a limit, by program: they
+    alone are run after the first round and, if it is to be quick, in variants. A program without one is run in its widest variant."""
     contexts: dict[str, dict] = {}
     results: Results = {}
     for number in range(rounds):
         found = programs(build, only)
         for name, path in found.items():
-            arguments = [] if widest(found, base(name)) in (name, None) else ["--benchmark_filter=-^quality_"]
-            if number > 0:
-                if not again.get(base(name)):
-                    continue
-                arguments = [f"--benchmark_filter=^({'|'.join(map(re.escape, sorted(again[base(name)])))})(/real_time)?$"]
+            of_limits = limited.get(base(name))
+            if not of_limits and (number > 0 or widest(found, base(name)) != name):
+                continue
+            arguments = []
+            if of_limits and (number > 0 or quick and variant(name)):
+                arguments = [f"--benchmark_filter=^({'|'.join(map(re.escape, sorted(of_limits)))})(/real_time)?$"]
             say(f"{name}, round {number + 1} of {rounds}")
             context, measured = run(path, quick, 3, arguments, gradients)
             contexts.setdefault(name, context)

@@ -31,8 +31,7 @@ if times == "fails":
     sys.exit("it broke")
 entries = []
 for name, rounds in times.items():
-    pattern = options.get("filter", "")
-    if not pattern.startswith("-") and not re.search(pattern, name):
+    if not re.search(options.get("filter", ""), name):
         continue
     seconds = rounds.pop(0)
     entries += [{{"name": name, "run_name": name, "run_type": "iteration", "repetitions": 3, "iterations": 7,
@@ -72,13 +71,21 @@ class Suite(Directory):
         build = self.build("a", {"one": {"x/1/real_time": [1.0, 3.0], "x/10/iterations:1/repeats:1": [1.0]}, "one_avx2": {"x/1": [3.0, 4.0]},
                                  "two": {"x/1": [5.0]}})
         with mock.patch.object(suite, "cpu_flags", return_value=suite.VARIANTS["_avx2"]):
-            contexts, results = suite.measure(build, quick=False, rounds=2, again={"one": {"x/1"}})
+            contexts, results = suite.measure(build, quick=False, rounds=2, limited={"one": {"x/1"}})
         medians = {name: {key: each.medians() for key, each in measured.items()} for name, measured in results.items()}
         self.assertEqual(medians, {"one": {"x/1": [1.0, 3.0], "x/10": [1.0]}, "one_avx2": {"x/1": [3.0, 4.0]},
                                    "two": {"x/1": [5.0]}})
         x = results["one"]["x/1"]
         self.assertEqual((x.rounds, x.seconds(), x.counters), ([[1.0] * 3, [3.0] * 3], 2.0, {"seen": 42.0}))
         self.assertEqual(contexts["one"]["compiler"], "fake")
+
+    def test_what_no_limit_names_is_measured_once(self):
+        build = self.build("a", {name: {"x": [1.0] * 2, "y": [1.0] * 2} for name in ("one", "one_avx2", "one_avx2_o2", "two", "two_avx2")})
+        with mock.patch.object(suite, "cpu_flags", return_value=suite.VARIANTS["_avx2"]):
+            for quick, of_variants in ((True, ["x"]), (False, ["x", "y"])):
+                _, results = suite.measure(build, quick=quick, rounds=1, limited={"one": {"x"}})
+                self.assertEqual({name: list(measured) for name, measured in results.items()},
+                                 {"one": ["x", "y"], "one_avx2": of_variants, "one_avx2_o2": of_variants, "two_avx2": ["x", "y"]})
 
     def test_what_is_written_is_read_again(self):
         results = {"one": {"x": suite.Benchmark([[1.0, 2.0]], {"sent_percent": 5.0})}}
@@ -88,7 +95,7 @@ class Suite(Directory):
     def test_a_program_that_fails_says_why(self):
         build = self.build("a", {"one": "fails"})
         with self.assertRaisesRegex(RuntimeError, "benchmark_one ended with 1: it broke"):
-            suite.measure(build, quick=True, rounds=1, again={})
+            suite.measure(build, quick=True, rounds=1, limited={})
 
 
 class Ratios(Directory):
