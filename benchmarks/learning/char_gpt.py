@@ -46,6 +46,9 @@ class CharGpt(Task):
             least = math.ceil((self.model.context + 1) / VALIDATION_SHARE)
             raise ValueError(f"a text of {len(tokens)} bytes is too short: it has at least {least}")
 
+    def is_hidden(self, layer: str) -> bool:
+        return "." in layer and self.is_decayed(layer)
+
     def texts(self, step: int) -> torch.Tensor:
         """(W, BATCH, context + 1)"""
         begins = torch.randint(len(self.training) - self.model.context, (self.workers, BATCH, 1), generator=self.generator(step))

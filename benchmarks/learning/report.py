@@ -141,7 +141,7 @@ def family(row: Row) -> str:
 def is_trial(row: Row) -> bool:
     """Whether it has what neither a paper nor the library has, but that was tried to find something out."""
     return (any(getattr(row, field) != getattr(Row, field) for field in ("delta_kept", "left_kept", "unsent", "sends"))
-            or row.scheme == "levels" or row.payload in ("int1", "int2", "top1", "top2", "top4") or row.optimizer == "adamw_of_mean")
+            or row.scheme == "levels" or row.payload in ("int1", "int2", "top1", "top2", "top4") or row.optimizer in ("adamw_of_mean", "muon"))
 
 
 def title(row: Row) -> str:

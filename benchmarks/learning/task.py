@@ -21,6 +21,10 @@ class Task:
     def is_decayed(self, layer: str) -> bool:
         return len(self.shapes()[layer]) > 1
 
+    def is_hidden(self, layer: str) -> bool:
+        """Whether it is a matrix that Muon is for."""
+        return False
+
     def initial(self) -> torch.Tensor:
         """(N,)"""
         return self.model.initial(torch.Generator().manual_seed(self.seed))

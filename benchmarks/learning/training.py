@@ -73,12 +73,14 @@ class Replicas:
         self.y = task.initial().repeat(replicas, 1)
         layers = [math.prod(shape) for shape in task.shapes().values()]
         self.sizes = sizes or layers
-        begins, ends = [0, *itertools.accumulate(self.sizes)], list(itertools.accumulate(layers))
+        ends = list(itertools.accumulate(layers))
+        layer_of = [bisect.bisect_right(ends, begin) for begin in [0, *itertools.accumulate(self.sizes)][:-1]]
         is_decayed = [task.is_decayed(name) for name in task.shapes()]
+        hidden = [shape if task.is_hidden(name) and sizes is None else None for name, shape in task.shapes().items()]
         # What optimizers do to an element does not depend on the others, so one of them serves all replicas.
         self.optimizer = named(OPTIMIZERS, row, "optimizer")([
-            {"params": [piece], "weight_decay": decays * WEIGHT_DECAY[row.optimizer] if is_decayed[bisect.bisect_right(ends, begin)] else 0.0}
-            for begin, piece in zip(begins, torch.split(self.y, self.sizes, dim=1))], replicas)
+            {"params": [piece], "weight_decay": decays * WEIGHT_DECAY[row.optimizer] if is_decayed[layer] else 0.0, "hidden": hidden[layer]}
+            for layer, piece in zip(layer_of, torch.split(self.y, self.sizes, dim=1))], replicas)
 
     def step(self, gradients: torch.Tensor, rate: float, moving: "list[int] | None" = None) -> None:
         """Of the moving pieces; None: of all. The others, and the optimizer's state of them, stay as they are."""

@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from optimizers import BETAS, EPSILON, AdamWOfMean
+from optimizers import BETAS, EPSILON, AdamWOfMean, orthogonalized
 
 
 class AdamW:
@@ -38,19 +38,6 @@ class OfMean:
     @torch.no_grad()
     def step(self, gradients, rate):
         self.optimizer.move(self.y, gradients, rate, self.decay)
-
-
-def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
-    """Five Newton-Schulz iterations on (R, m, n) with the coefficients of Muon (Jordan et al., github.com/KellerJordan/Muon)."""
-    x = matrices.bfloat16()
-    is_tall = x.shape[-2] > x.shape[-1]
-    if is_tall:
-        x = x.transpose(-1, -2)
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    for _ in range(5):
-        product = x @ x.transpose(-1, -2)
-        x = 3.4445 * x + (-4.7750 * product + 2.0315 * product @ product) @ x
-    return (x.transpose(-1, -2) if is_tall else x).float()
 
 
 class Muon:

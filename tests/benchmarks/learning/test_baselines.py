@@ -9,6 +9,7 @@ import torch
 import schemes
 from baselines.demo import Tiles
 from baselines.largest import place_bits
+from optimizers import OPTIMIZERS
 from payload import PAYLOADS
 from rows import parsed
 from toy import Toy
@@ -361,3 +362,21 @@ def test_one_bit_adam_sends_signs_and_keeps_the_rest():
         assert torch.equal(scheme.variance, variance)
         step_of = 0.01 * (scheme.momentum / (1 - 0.9 ** step)) / ((variance / (1 - 0.99 ** 2)).sqrt() + 1e-8)
         assert torch.allclose(before - scheme.y, step_of, atol=1e-5)
+
+
+def test_muon_steps_by_orthogonal_matrices_and_by_adamw_elsewhere():
+    torch.manual_seed(1)
+    matrix, vector, alone = torch.zeros(2, 60), torch.zeros(2, 10), torch.zeros(2, 10)
+    of = {"lr": 0.5, "weight_decay": 0.1}
+    muon = OPTIMIZERS["muon"]([{"params": [matrix], "hidden": (12, 5), **of}, {"params": [vector], "hidden": None, **of}], 2)
+    adamw = OPTIMIZERS["adamw"]([{"params": [alone], **of}], 2)
+    for _ in range(3):
+        before = matrix.clone()
+        matrix.grad, vector.grad = torch.randn(2, 60), torch.randn(2, 10)
+        alone.grad = vector.grad
+        muon.load_state_dict(muon.state_dict())
+        muon.step()
+        adamw.step()
+        moved = (before * (1 - 0.5 * 0.1) - matrix).view(2, 12, 5) / (0.5 * 0.2 * 12 ** 0.5)
+        assert torch.all((torch.linalg.svdvals(moved) - 1).abs() < 0.4)  # where five iterations bring them, which is not to 1
+        assert torch.equal(vector, alone)

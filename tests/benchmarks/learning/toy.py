@@ -24,6 +24,9 @@ class Toy:
     def is_decayed(self, layer):
         return False
 
+    def is_hidden(self, layer):
+        return False
+
     def initial(self):
         return self.begin.clone()
 
