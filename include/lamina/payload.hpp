@@ -356,11 +356,11 @@ void decode_ternary(const std::byte* layer, std::size_t layer_elements, std::siz
     // Of the block, of which the row may be the beginning.
     const std::size_t stride =
         ternary_stride((std::min)(layer_elements - begin - first, payload_block_elements));
-    std::array<std::uint8_t, 16> packed = {};
-    std::memcpy(packed.data(), packed_from, stride);
-    for (std::uint8_t& each : packed) each = static_cast<std::uint8_t>(each + 121U);
     std::array<std::int8_t, 80> trits = {};
     const auto unpack = [&](std::size_t apart) LAMINA_INLINED {
+      std::array<std::uint8_t, 16> packed = {};
+      std::memcpy(packed.data(), packed_from, apart);
+      for (std::uint8_t& each : packed) each = static_cast<std::uint8_t>(each + 121U);
       for (std::size_t k = 0; k < 5; ++k) {
         for (std::size_t j = 0; j < packed.size(); ++j) {
           const auto third = static_cast<std::uint8_t>(packed[j] * 171U >> 9U);
