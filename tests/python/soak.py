@@ -223,7 +223,7 @@ class Server:
         assert frame.sender == worker, f"the frame of another sender from worker {worker}"
         self.books.take(worker, frame, self.server.fragments)
         self.server.add(data)
-        self.counts.update(frames=1, bytes=len(data))
+        self.counts.update(frames=1, frame_bytes=len(data))
 
     def update(self) -> None:
         for layer in self.server.update(layers_of(self.mean)):
@@ -238,7 +238,7 @@ class Server:
         self.workers[worker].send((round_, reply.bytes))
         self.server.commit(of, reply.clock)
         self.replied[worker] = crc32(self.parameters)
-        self.counts.update(frames=1, bytes=len(reply.bytes))
+        self.counts.update(frames=1, frame_bytes=len(reply.bytes))
 
     def require_replica(self, worker: int, replica: int) -> None:
         assert replica == self.replied[worker], f"the replica of worker {worker} differs"
@@ -253,7 +253,7 @@ class Server:
         self.books.check_parameters(self.parameters)
         self.checkpoints.save("server", round_, (self.parameters, self.books))
         self.counts.update(checkpoints=1)
-        self.counts["growth"] = max(self.counts["growth"], self.memory.look())
+        self.counts["grown_bytes"] = max(self.counts["grown_bytes"], self.memory.look())
         for peer in self.workers:
             peer.send(None)
 
@@ -262,7 +262,7 @@ class Server:
             replica, residual, growth = receive(peer)
             assert not has_replicas or replica == crc32(self.parameters), f"the replica of worker {worker} differs"
             self.books.check(worker, residual)
-            self.counts["growth"] = max(self.counts["growth"], growth)
+            self.counts["grown_bytes"] = max(self.counts["grown_bytes"], growth)
 
 
 class Worker:
@@ -400,9 +400,9 @@ def one_run(setting: Setting, directory: pathlib.Path, kill_every: int) -> colle
 
 
 def add(sums: collections.Counter, more: dict) -> None:
-    growth = max(sums["growth"], more.get("growth", 0))
+    growth = max(sums["grown_bytes"], more.get("grown_bytes", 0))
     sums.update(more)
-    sums["growth"] = growth
+    sums["grown_bytes"] = growth
 
 
 def wait_for(progress: Connection, due: int) -> tuple[int, dict]:
@@ -454,8 +454,8 @@ def main() -> int:
     parser.add_argument("--kill-every", type=int, default=64, help="rounds between kills, in the mean")
     parser.add_argument("--fault", choices=FAULTS, default="", help="break it, to see it noticed")
     given = parser.parse_args()
-    if given.rounds < 1 or given.kill_every < 1:
-        parser.error("--rounds and --kill-every begin at 1")
+    if given.rounds < 1 or given.kill_every < EVERY:
+        parser.error(f"--rounds begins at 1, --kill-every at {EVERY}: runs that are killed sooner never come to a checkpoint")
     end, sums, seed = time.monotonic() + 60 * given.minutes, collections.Counter(), given.seed
     while seed == given.seed or time.monotonic() < end:
         for asynchronous in (False, True):
@@ -468,7 +468,7 @@ def main() -> int:
             print(f"seed {seed}, {'asynchronous' if asynchronous else 'synchronous'}: {sums['rounds']} rounds so far", flush=True)
         seed += 1
     for name, value in sorted(sums.items()):
-        print(f"{name:<14} {value}")
+        print(f"{name:<12} {value}")
     return 0
 
 
