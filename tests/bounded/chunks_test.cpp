@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/bounded/chunks.hpp"
 
-#include <algorithm>
-#include <limits>
-#include <map>
 #include <tuple>
 
 #include "bounded/simulated_transfer.hpp"

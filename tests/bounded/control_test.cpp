@@ -2,10 +2,6 @@
 // Control messages of any bytes: each gets a name, reads only within them and changes nothing where it is refused.
 #include "lamina/bounded/control.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
@@ -27,27 +23,12 @@ const chunk_grid& some_grid() {
   return grid;
 }
 
-// A message of these fields under a good check.
-template <class... Fields>
-bytes message(control_type type, std::uint32_t transfer, std::uint32_t round, const Fields&... fields) {
-  bounded::control_writer writer(test_secret, 0);
-  (writer.put(fields), ...);
-  const auto written = writer.finish(type, transfer, round);
-  return {written.begin(), written.end()};
-}
-bytes resealed(bytes changed) {
-  bounded::keyed_check check(test_secret);
-  const std::span<const std::byte> all = changed;
-  const std::uint64_t sum = check.of({all.first(16), all.subspan(24)});
-  std::memcpy(changed.data() + 16, &sum, sizeof sum);
-  return changed;
-}
 // With another value in a field of a body, whose bytes are all there.
 template <class Value>
 bytes with(const bytes& good, std::size_t offset_in_body, Value value) {
   bytes changed = good;
   std::memcpy(changed.data() + 24 + offset_in_body, &value, sizeof value);
-  return resealed(std::move(changed));
+  return sealed(std::move(changed), 16);
 }
 
 std::error_code verdict(std::span<const std::byte> all) {
@@ -69,28 +50,20 @@ bounded::transfer_report some_report() {
           .open_transfers = 15};
 }
 bytes some_list(control_type type) {
-  bounded::control_writer writer(test_secret, 0);
-  bounded::write_report(writer, some_report());
-  writer.put(std::uint32_t{2});
-  writer.put(std::uint32_t{0});
-  writer.put(std::uint8_t{0b101});  // of 3 chunks
-  writer.put(std::uint32_t{3});
-  writer.put(std::uint16_t{0x3fe});  // of 10
-  const auto written = writer.finish(type, 5, 2);
-  return {written.begin(), written.end()};
+  // Of 3 chunks, and of 10.
+  return list_message(type, 5, 2, {{0, {std::byte{0b101}}}, {3, {std::byte{0xfe}, std::byte{0x03}}}},
+                      some_report());
 }
 
 // A BEGIN, as the sender writes it, of a frame of fragments 0 and 3 in which chunk 4 of fragment 3 is required.
 bytes some_begin(lamina::frame_kind kind = lamina::frame_kind::gradients) {
-  std::mt19937 random(71);
-  const made_frame<float> made(random, some_model(), some_of(some_model(), {0, 3}), payload_type::as_is,
-                               kind);
-  const auto chunks = made.cut(some_grid(), 100'000);
-  bounded::bounded_sender sender(some_grid(), {.secret = test_secret});
+  const cut_frame frame(
+      {150, 0, 40, 640},
+      {.seed = 71, .chunk_elements = 64, .bound_ppm = 100'000, .kind = kind, .dropped = {2}});
+  bounded::bounded_sender sender(frame.grid, {.secret = test_secret});
   const std::vector required = {bounded::chunk{3, 4, 0}};
-  sender.begin(chunks, {.required = required});
-  const auto written = sender.poll_control(0s);
-  return {written.begin(), written.end()};
+  sender.begin(frame.chunks, {.required = required});
+  return copy_of(sender.poll_control(0s));
 }
 
 // What a receiver that waits says of a BEGIN.
@@ -178,14 +151,13 @@ TEST_CASE("control: no type takes more memory than its own limit") {
 TEST_CASE("control: a list says what was written, and nothing else is one") {
   const bytes good = some_list(control_type::wanted);
   bounded::transfer_report report;
-  std::vector<std::pair<std::uint32_t, bytes>> listed;
+  listed_bits listed;
   REQUIRE_FALSE(bounded::read_list(body_of(good), some_grid(), report,
                                    [&](std::uint32_t fragment, std::span<const std::byte> bits) {
                                      listed.emplace_back(fragment, bytes(bits.begin(), bits.end()));
                                    }));
   CHECK(report == some_report());
-  CHECK(listed == std::vector<std::pair<std::uint32_t, bytes>>{{0, {std::byte{5}}},
-                                                               {3, {std::byte{0xfe}, std::byte{3}}}});
+  CHECK(listed == listed_bits{{0, {std::byte{5}}}, {3, {std::byte{0xfe}, std::byte{3}}}});
   const auto refusal = [&](const bytes& all) {
     return bounded::read_list(body_of(all), some_grid(), report, [](auto...) {});
   };
@@ -201,17 +173,11 @@ TEST_CASE("control: a list says what was written, and nothing else is one") {
   CHECK(refusal(with(good, 36, std::uint8_t{0b1000})) == errc::bad_list);   // a fourth of three
   CHECK(refusal(with(good, 41, std::uint16_t{0x400})) == errc::bad_list);
   // Fragments in another order, or twice, each with bits of its own.
-  for (const std::array<std::uint32_t, 2>& fragments :
-       {std::array{3U, 0U}, std::array{0U, 0U}, std::array{3U, 3U}}) {
-    bounded::control_writer writer(test_secret, 0);
-    bounded::write_report(writer, {});
-    writer.put(std::uint32_t{2});
-    for (const std::uint32_t fragment : fragments) {
-      writer.put(fragment);
-      writer.put(std::span<const std::byte>(bytes(some_grid().bitmap_bytes(fragment), std::byte{1})));
-    }
-    const auto written = writer.finish(control_type::wanted, 5, 2);
-    CHECK(refusal({written.begin(), written.end()}) == errc::bad_list);
+  for (const auto& [first, second] : {std::pair(3U, 0U), std::pair(0U, 0U), std::pair(3U, 3U)}) {
+    listed_bits twice;
+    for (const std::uint32_t fragment : {first, second})
+      twice.emplace_back(fragment, bytes(some_grid().bitmap_bytes(fragment), std::byte{1}));
+    CHECK(refusal(list_message(control_type::wanted, 5, 2, twice)) == errc::bad_list);
   }
   for (std::size_t size = 0; size < good.size() - 24; ++size) {
     REQUIRE(bounded::read_list(body_of(good).first(size), some_grid(), report, [](auto...) {}) ==
@@ -256,7 +222,7 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
     CAPTURE(each.offset, each.value);
     bytes changed = good;
     std::memcpy(changed.data() + 24 + each.offset, &each.value, each.width);
-    CHECK(opened(resealed(changed)) == each.expected);
+    CHECK(opened(sealed(changed, 16)) == each.expected);
   }
   // Of parameters such a chunk is repaired.
   const bytes parameters = some_begin(lamina::frame_kind::parameters);
@@ -264,36 +230,11 @@ TEST_CASE("control: a BEGIN that is not what its receiver expects is refused by 
                      lamina::frame_kind::parameters));
   // Required chunks stand in order, and once: one more behind the one that is there, 3 and 4.
   const auto with_another = [&](std::uint32_t fragment, std::uint32_t index) {
-    bytes more(good);
-    const std::array<std::uint32_t, 2> pair = {fragment, index};
-    const auto raw = std::as_bytes(std::span(pair));
-    more.insert(more.end(), raw.begin(), raw.end());
-    const auto body = static_cast<std::uint32_t>(more.size() - 24);
-    std::memcpy(more.data(), &body, sizeof body);
-    return resealed(more);
+    return message(control_type::begin, 1, 0, body_of(good), fragment, index);
   };
   CHECK_FALSE(opened(with_another(3, 5)));
   CHECK(opened(with_another(3, 4)) == errc::bad_list);
   CHECK(opened(with_another(0, 2)) == errc::bad_list);
-}
-
-TEST_CASE("control: HELLO says who is there, and its check proves the secret") {
-  const bounded::hello_body hello{.rank = 3,
-                                  .ranks = 9,
-                                  .element_type = 1,
-                                  .payload_type = 2,
-                                  .fingerprint = 0x1122334455667788,
-                                  .chunk_elements = 352,
-                                  .mtu = 1500};
-  bounded::control_writer writer(test_secret, 64);
-  const bytes good = copy_of(writer.write(control_type::hello, 0, 0, hello));
-  CHECK_FALSE(verdict(good));
-  bounded::hello_body read;
-  CHECK_FALSE(bounded::read_body(body_of(good), read));
-  CHECK(std::memcmp(&read, &hello, sizeof hello) == 0);
-  CHECK(bounded::read_body(body_of(good).first(31), read) == errc::truncated);
-  bounded::control_writer stranger(test_secret + 1, 64);
-  CHECK(verdict(stranger.write(control_type::hello, 0, 0, hello)) == errc::bad_check);
 }
 
 TEST_CASE("control: ABORT has a reason and a text, which is cut") {

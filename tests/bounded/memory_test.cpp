@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 // A transfer takes memory when it begins, by the layout, and no packet or message adds to it.
-#include <algorithm>
-#include <array>
-
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 #include "counted_allocations.hpp"
@@ -30,29 +27,17 @@ struct direct_link {
                         .secret = test_secret,
                         .kind = kind,
                         .most_bound_ppm = bounded::most_bound_ppm,
-                        .stop = stop}),
-        limits(grid),
-        check(test_secret) {}
+                        .stop = stop}) {}
 
-  bounded::control_message read(std::span<const std::byte> all) {
-    std::error_code error;
-    const auto message = bounded::read_control(all, limits, check, error);
-    if (error) std::abort();
-    return message;
-  }
   bool up() {
     const auto all = sender.poll_control(now);
-    if (all.empty()) return false;
-    const auto message = read(all);
-    receiver.on_control(message, now);
-    return true;
+    if (!all.empty()) receiver.on_control(as_read(all), now);
+    return !all.empty();
   }
   bool down() {
     const auto all = receiver.poll_control(now);
-    if (all.empty()) return false;
-    const auto message = read(all);
-    sender.on_control(message);
-    return true;
+    if (!all.empty()) sender.on_control(as_read(all));
+    return !all.empty();
   }
   // From READY on until the end; every third packet of the first round is lost, and some come twice.
   void finish() {
@@ -73,8 +58,6 @@ struct direct_link {
 
   bounded::bounded_sender sender;
   bounded::bounded_receiver receiver;
-  bounded::control_limits limits;
-  bounded::keyed_check check;
   datagram buffer{};
   instant now = 1s;
   std::size_t count = 0;
@@ -83,18 +66,15 @@ struct direct_link {
 }  // namespace
 
 TEST_CASE("memory: nothing is allocated after BEGIN, whatever is lost") {
-  std::mt19937 random(121);
-  const lamina::layout model = model_of({5000, 0, 12'000, 7, 640});
   for (const payload_type type : {payload_type::as_is, payload_type::int4, payload_type::ternary}) {
-    const auto grid = chunk_grid::of<float>(model, type, 64);
-    const made_frame<float> made(random, model, everything(model), type);
-    const auto chunks = made.cut(grid, 100'000);
+    const cut_frame frame({5000, 0, 12'000, 7, 640},
+                          {.seed = 121, .chunk_elements = 64, .bound_ppm = 100'000, .type = type});
     const std::vector required = {bounded::chunk{2, 3, 0}, bounded::chunk{0, 70, 0}};
     for (const stop_policy stop : {stop_policy::eager, stop_policy::on_probe}) {
-      direct_link link(grid, stop);
+      direct_link link(frame.grid, stop);
       for (int k = 0; k < 3; ++k) {
         link.receiver.release(link.now);
-        link.sender.begin(chunks, {.required = required});
+        link.sender.begin(frame.chunks, {.required = required});
         REQUIRE(link.up());
         REQUIRE(link.receiver.state() == receiver_state::open);
         CHECK(allocations_of([&] { link.finish(); }) == 0);
@@ -107,16 +87,13 @@ TEST_CASE("memory: nothing is allocated after BEGIN, whatever is lost") {
 }
 
 TEST_CASE("memory: a BEGIN takes the frame and a little, once") {
-  std::mt19937 random(122);
-  const lamina::layout model = model_of({900'000, 100'000, 3});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 352);
-  lamina::selection most(model);
-  most.send(0);
-  const made_frame<float> some(random, model, most, payload_type::as_is, lamina::frame_kind::parameters);
-  const made_frame<float> whole(random, model, everything(model), payload_type::as_is,
-                                lamina::frame_kind::parameters);
+  cut_frame::options options = {
+      .seed = 122, .chunk_elements = 352, .bound_ppm = 100'000, .kind = lamina::frame_kind::parameters};
+  const cut_frame whole({900'000, 100'000, 3}, options);
+  options.dropped = {1, 2};
+  const cut_frame some({900'000, 100'000, 3}, options);
   constexpr std::size_t little = 16'384;  // bitmaps of chunks, and 16 bytes a layer
-  direct_link link(grid, stop_policy::eager, lamina::frame_kind::parameters);
+  direct_link link(some.grid, stop_policy::eager, lamina::frame_kind::parameters);
   const auto begin = [&](const bounded::frame_chunks& chunks, std::vector<bounded::repair> repairs) {
     link.receiver.release(link.now);
     link.sender.begin(chunks, {.repairs = repairs});
@@ -125,47 +102,33 @@ TEST_CASE("memory: a BEGIN takes the frame and a little, once") {
     link.finish();
     return bytes;
   };
-  const auto of_some = some.cut(grid, 100'000);
-  const auto of_whole = whole.cut(grid, 100'000);
   // With every chunk that is not in the frame repaired, it is as large as the layout.
-  const std::vector repairs = {bounded::repair{1, 0, std::as_bytes(std::span(some.values[1]))},
-                               bounded::repair{2, 0, std::as_bytes(std::span(some.values[2]))}};
-  const std::size_t layout_bytes = 4 * model.elements() + 128 + 16;
-  CHECK(begin(of_some, {}) < 4 * 900'000 + 128 + little);
-  CHECK(begin(of_some, {}) < little);
-  CHECK(begin(of_some, repairs) < layout_bytes + little);
-  CHECK(begin(of_whole, {}) < little);
+  const std::vector repairs = {bounded::repair{1, 0, std::as_bytes(std::span(some.made.values[1]))},
+                               bounded::repair{2, 0, std::as_bytes(std::span(some.made.values[2]))}};
+  const std::size_t layout_bytes = 4 * some.model.elements() + 128 + 16;
+  CHECK(begin(some.chunks, {}) < 4 * 900'000 + 128 + little);
+  CHECK(begin(some.chunks, {}) < little);
+  CHECK(begin(some.chunks, repairs) < layout_bytes + little);
+  CHECK(begin(whole.chunks, {}) < little);
 }
 
 TEST_CASE("memory: what a BEGIN claims takes none") {
-  std::mt19937 random(123);
-  const lamina::layout model = model_of({900'000});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 352);
-  const made_frame<float> made(random, model, everything(model));
-  const auto chunks = made.cut(grid, 100'000);
+  const cut_frame frame({900'000}, {.seed = 123, .chunk_elements = 352, .bound_ppm = 100'000});
   for (const std::size_t field : {0U, 4U, 8U + 32U, 8U + 40U}) {
-    direct_link link(grid, stop_policy::eager);
-    link.sender.begin(chunks);
-    const auto all = link.sender.poll_control(link.now);
-    std::vector<std::byte> claims(all.begin(), all.end());
+    direct_link link(frame.grid, stop_policy::eager);
+    link.sender.begin(frame.chunks);
+    std::vector<std::byte> claims = copy_of(link.sender.poll_control(link.now));
     std::fill_n(claims.begin() + 24 + static_cast<std::ptrdiff_t>(field), 4, std::byte{0x7f});
-    bounded::control_message message;
-    std::memcpy(&message.header, claims.data(), sizeof message.header);
-    message.body = std::span<const std::byte>(claims).subspan(24);
     CAPTURE(field);
-    CHECK(bytes_of([&] { link.receiver.on_control(message, link.now); }) == 0);
+    CHECK(bytes_of([&] { link.receiver.on_control(as_read(claims), link.now); }) == 0);
     CHECK(link.receiver.state() == receiver_state::failed);
   }
 }
 
 TEST_CASE("memory: a flood of a million packets of each kind adds nothing") {
-  std::mt19937 random(124);
-  const lamina::layout model = model_of({64, 64});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 64);
-  const made_frame<float> made(random, model, everything(model));
-  const auto chunks = made.cut(grid, 0);
-  direct_link link(grid, stop_policy::eager);
-  link.sender.begin(chunks);
+  const cut_frame frame({64, 64}, {.seed = 124, .chunk_elements = 64});
+  direct_link link(frame.grid, stop_policy::eager);
+  link.sender.begin(frame.chunks);
   while (link.up() || link.down()) {
   }
   datagram first{}, second{};
@@ -194,24 +157,17 @@ TEST_CASE("memory: a flood of a million packets of each kind adds nothing") {
   CHECK(link.receiver.state() == receiver_state::open);
   CHECK(link.receiver.on_datagram(other, link.now) == packet_fate::placed);
   check_flood(packet_fate::late, other);
-  CHECK(same_bits(link.receiver.frame(), made.frame().to_bytes()));
+  CHECK(same_bits(link.receiver.frame(), frame.made.frame().to_bytes()));
 }
 
 TEST_CASE("memory: a frame that there is no memory for waits, and opens when there is") {
-  std::mt19937 random(7);
-  const lamina::layout model = model_of({64, 640});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  lamina::selection small(model);
-  small.send(0);
-  const made_frame<float> first(random, model, small);
-  const made_frame<float> second(random, model, everything(model));
-  const auto chunks = first.cut(grid);
-  const auto larger = second.cut(grid);
-  direct_link link(grid, stop_policy::eager);
-  link.sender.begin(chunks);
+  const cut_frame first({64, 640}, {.seed = 7, .dropped = {1}});
+  const cut_frame larger({64, 640}, {.seed = 8});
+  direct_link link(first.grid, stop_policy::eager);
+  link.sender.begin(first.chunks);
   link.finish();
   REQUIRE(link.sender.state() == bounded::sender_state::done);
-  link.sender.begin(larger);
+  link.sender.begin(larger.chunks);
   REQUIRE(link.up());  // kept, since the first was not taken yet
   for (int k = 0; k < 2; ++k) {
     granted = 0;
@@ -228,7 +184,7 @@ TEST_CASE("memory: a frame that there is no memory for waits, and opens when the
   REQUIRE(link.receiver.state() == bounded::receiver_state::open);
   link.finish();
   CHECK(link.sender.state() == bounded::sender_state::done);
-  CHECK(same_bits(link.receiver.frame(), second.frame().to_bytes()));
+  CHECK(same_bits(link.receiver.frame(), larger.made.frame().to_bytes()));
 }
 
 }  // namespace lamina_test::memory_test

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Parameters that a lossy network has lost: what is pending becomes chunks of the next frame, or repairs sent with it.
-#include <algorithm>
-#include <array>
-
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 #include "lamina/server.hpp"
@@ -20,7 +17,7 @@ const lamina::layout& model() {
 }
 constexpr std::size_t chunk_elements = 16;
 
-using parameters = std::vector<std::vector<float>>;
+using parameters = std::vector<std::vector<double>>;
 
 parameters zeros() {
   parameters all;
@@ -41,12 +38,12 @@ class replica {
 
   // What the receiver has, into the values.
   void take() {
-    const auto frame = lamina::decode<float>(link.receiver.frame(), model());
+    const auto frame = lamina::decode<double>(link.receiver.frame(), model());
     for (std::size_t l = 0; l < values_.size(); ++l) frame.restore(l, values_[l], link.receiver.arrived());
     for (const auto& [l, begin, bytes] : link.receiver.repairs()) {
-      for (std::size_t i = 0; i < bytes.size() / sizeof(float); ++i) {
+      for (std::size_t i = 0; i < bytes.size() / sizeof(double); ++i) {
         repaired.push_back({l, begin + i, begin + i + 1});
-        std::memcpy(&values_[l][begin + i], bytes.data() + i * sizeof(float), sizeof(float));
+        std::memcpy(&values_[l][begin + i], bytes.data() + i * sizeof(double), sizeof(double));
       }
     }
   }
@@ -57,7 +54,7 @@ class replica {
       for (std::size_t i = 0; i < values_[l].size(); ++i) {
         const bool is_wrong = values_[l][i] != server[l][i];
         if (is_wrong && is_wrong_[l][i] != 0) is_right_in_time = false;
-        is_wrong_[l][i] = is_wrong ? 1.0F : 0.0F;
+        is_wrong_[l][i] = is_wrong ? 1 : 0;
       }
     }
     return is_right_in_time;
@@ -79,9 +76,10 @@ TEST_CASE(
     "0") {
   std::mt19937 random(131);
   constexpr std::size_t workers = 3;
-  const auto grid = chunk_grid::of<float>(model(), payload_type::as_is, chunk_elements);
-  lamina::server<float> server(model(), {.workers = workers, .frame_checksum = lamina::frame_checksum::none});
-  lamina::frame_encoder<float> encoder(model());
+  const auto grid = chunk_grid::of<double>(model(), payload_type::as_is, chunk_elements);
+  lamina::server<double> server(model(),
+                                {.workers = workers, .frame_checksum = lamina::frame_checksum::none});
+  lamina::frame_encoder<double> encoder(model());
   parameters values = zeros();
   const auto layer = [&](std::size_t l) -> const auto& {
     return values[l];
@@ -99,9 +97,9 @@ TEST_CASE(
       const auto& frame = encoder.encode({.step = step, .sender = w}, updated, layer);
       REQUIRE_FALSE(server.add(frame.to_bytes()));
     }
-    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+    server.update([&](std::size_t l, std::size_t begin, std::span<const double> mean) {
       for (std::size_t i = begin; i < begin + mean.size(); ++i)
-        values[l][i] = static_cast<float>(step) + static_cast<float>(i) / 2048;
+        values[l][i] = static_cast<double>(step) + static_cast<double>(i) / 2048;
     });
     const std::uint32_t bound_ppm = step % 10 == 0 ? 0 : 300'000;
     for (std::size_t w = 0; w < workers; ++w) {
@@ -109,7 +107,7 @@ TEST_CASE(
       const auto reply = server.reply(w, values);
       if (bound_ppm > 0 && below(random, 4) == 0) continue;  // a slower worker, or the whole transfer failed
       const frame_chunks chunks(reply.frame(), reply.sent(), grid, {.bound_ppm = bound_ppm});
-      const bounded::obligations owed = bounded::owed<float>(chunks, server.pending(w), layer);
+      const bounded::obligations owed = bounded::owed<double>(chunks, server.pending(w), layer);
       required += owed.required.size();
       repairs += owed.repairs.size();
       at.link.transfer(chunks, owed);

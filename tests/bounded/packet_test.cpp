@@ -2,16 +2,11 @@
 // Packets of any bytes: each gets a name, and only a good one changes anything.
 #include "lamina/bounded/packet.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
 namespace lamina_test::packet_test {
 
-using bounded::chunk_grid;
 using bounded::packet_header;
 
 namespace {
@@ -41,17 +36,13 @@ struct field {
 // A receiver with an open transfer of two fragments of three and one chunks, of which the first packets are held.
 struct open_receiver {
   explicit open_receiver(payload_type type = payload_type::as_is)
-      : random(61),
-        model(model_of({150, 40, 64})),
-        grid(chunk_grid::of<float>(model, type, 64)),
-        made(random, model, some_of(model, {0, 1}), type),
-        chunks(made.cut(grid)),
-        link(grid, {}) {
+      : frame({150, 40, 64}, {.seed = 61, .chunk_elements = 64, .type = type, .dropped = {2}}),
+        link(frame.grid, {}) {
     link.is_dropped = [this](const bounded::outgoing_packet& packet) {
       packets.push_back(joined(packet));
       return true;
     };
-    link.sender.begin(chunks);
+    link.sender.begin(frame.chunks);
     link.run([this] { return link.sender.state() == sender_state::probing; });
   }
   packet_fate give(std::span<const std::byte> datagram) {
@@ -63,11 +54,7 @@ struct open_receiver {
     return read;
   }
 
-  std::mt19937 random;
-  lamina::layout model;
-  chunk_grid grid;
-  made_frame<float> made;
-  bounded::frame_chunks chunks;
+  cut_frame frame;
   simulated_link link;
   std::vector<bytes> packets;
 };
@@ -76,7 +63,7 @@ struct open_receiver {
 bytes with_field(const bytes& good, const field& which, std::uint64_t value) {
   bytes changed = good;
   std::memcpy(changed.data() + which.offset, &value, which.width);
-  return sealed_packet(std::move(changed));
+  return sealed(std::move(changed), 48);
 }
 
 }  // namespace
@@ -111,7 +98,7 @@ TEST_CASE("packet: every truncation and every flipped bit is refused by name, an
     // Nothing was placed, and nothing was taken for placed.
     for (const bytes& good : open.packets) CHECK(open.give(good) == packet_fate::placed);
     CHECK(open.link.receiver.state() == receiver_state::frozen);
-    CHECK(same_bits(open.link.receiver.frame(), open.made.frame().to_bytes()));
+    CHECK(same_bits(open.link.receiver.frame(), open.frame.made.frame().to_bytes()));
     for (const bytes& good : open.packets) CHECK(open.give(good) == packet_fate::late);
   }
 }
@@ -165,7 +152,7 @@ TEST_CASE("packet: what is no chunk of the transfer is refused, whatever the che
     header.flags = each.flags;
     bytes all(sizeof header + 256);
     std::memcpy(all.data(), &header, sizeof header);
-    CHECK(open.give(sealed_packet(all)) == packet_fate::inconsistent);
+    CHECK(open.give(sealed(all, 48)) == packet_fate::inconsistent);
     CHECK(open.link.receiver.failure() == errc::no_such_chunk);
     CHECK(open.give(open.packets[0]) == packet_fate::stale);  // it has failed
   }

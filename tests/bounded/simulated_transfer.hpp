@@ -1,23 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <functional>
 #include <map>
-#include <optional>
-#include <random>
-#include <span>
-#include <string>
-#include <system_error>
-#include <utility>
-#include <vector>
 
 #include "lamina/bounded/bounded.hpp"
 #include "lamina/codec.hpp"
-#include "lossy_channel.hpp"
 #include "support.hpp"
 
 /// What the tests of bounded transfers share: frames of random numbers, and one sender and one receiver over a network in simulated
@@ -26,6 +14,7 @@ namespace lamina_test {
 
 namespace bounded = lamina::bounded;
 using bounded::instant;
+using bounded::never;
 using bounded::packet_fate;
 using bounded::receiver_state;
 using bounded::sender_state;
@@ -33,6 +22,116 @@ using bounded::stop_policy;
 using lamina::errc;
 using lamina::payload_type;
 using namespace std::chrono_literals;
+
+/// What a channel does to datagrams. With all at their defaults each arrives after 50 microseconds, in order.
+struct channel_options {
+  std::uint64_t seed = 1;
+  double loss = 0;       ///< share of the datagrams, at random; all three lie in [0, 1]
+  double duplicate = 0;  ///< arrive twice
+  double damage = 0;     ///< arrive with one bit flipped
+  instant delay = std::chrono::microseconds(50);
+  instant jitter = {};  ///< so much more at most, drawn for each: they overtake each other
+  /// Of the one link that all go through, before they are delayed; 0: none, and no queue.
+  double link_bits = 0;              ///< a second
+  std::size_t queue_bytes = 65'536;  ///< what does not fit is dropped at the tail
+};
+
+/// A network in simulated time: it loses, delays, reorders, duplicates and damages datagrams, the same ones with every seed on every
+/// machine. Those of several senders may share it.
+class lossy_channel {
+ public:
+  struct datagram {
+    std::size_t from = 0;  ///< as it was given to send()
+    std::vector<std::byte> bytes;
+  };
+
+  explicit lossy_channel(const channel_options& options = {}) : options_(options), random_(options.seed) {}
+
+  /// Takes what the pieces are when they are joined.
+  void send(std::size_t from, std::initializer_list<std::span<const std::byte>> pieces, instant now) {
+    std::size_t bytes = 0;
+    for (const auto piece : pieces) bytes += piece.size();
+    // Drawn whatever becomes of it, so that a change of one share moves none of the others' draws.
+    const bool is_lost = draw(options_.loss);
+    const bool is_doubled = draw(options_.duplicate);
+    const bool is_damaged = draw(options_.damage);
+    const std::uint64_t bit = random_();
+    const instant first = jitter();
+    const instant second = jitter();
+    if (is_lost) return;
+    const std::optional<instant> leaves = through_link(bytes + lamina::bounded::packet_overhead_bytes, now);
+    if (!leaves) return;
+    std::vector<std::byte> joined;
+    joined.reserve(bytes);
+    for (const auto piece : pieces) joined.insert(joined.end(), piece.begin(), piece.end());
+    if (is_damaged && bytes > 0) joined[bit / 8 % bytes] ^= std::byte{1} << (bit % 8);
+    const instant arrives = *leaves + options_.delay;
+    if (is_doubled) add({arrives + second, 0, {from, joined}});
+    add({arrives + first, 0, {from, std::move(joined)}});
+  }
+
+  /// When the next datagram arrives; never if none is under way.
+  [[nodiscard]] instant next() const noexcept { return under_way_.empty() ? never : under_way_.front().at; }
+  /// The next one, if it has arrived by now.
+  [[nodiscard]] std::optional<datagram> receive(instant now) {
+    if (next() > now) return std::nullopt;
+    std::ranges::pop_heap(under_way_, comes_later);
+    datagram arrived = std::move(under_way_.back().what);
+    under_way_.pop_back();
+    return arrived;
+  }
+  /// What went through the link.
+  [[nodiscard]] std::uint64_t wire_bytes() const noexcept { return wire_bytes_; }
+
+ private:
+  struct arrival {
+    instant at;
+    std::uint64_t number = 0;  // in the order of sending, where two arrive at once
+    datagram what;
+  };
+
+  static bool comes_later(const arrival& a, const arrival& b) noexcept {
+    return a.at != b.at ? a.at > b.at : a.number > b.number;
+  }
+
+  bool draw(double share) {
+    // Of 53 bits, which a double holds.
+    return static_cast<double>(random_() >> 11U) < share * 0x1p53;
+  }
+  instant jitter() {
+    const std::uint64_t drawn = random_();
+    return options_.jitter.count() == 0
+               ? instant(0)
+               : instant(static_cast<instant::rep>(drawn %
+                                                   static_cast<std::uint64_t>(options_.jitter.count() + 1)));
+  }
+
+  // When a packet has left the link, if there was room for it in the queue.
+  std::optional<instant> through_link(std::size_t wire_bytes, instant now) {
+    if (options_.link_bits == 0) return now;
+    const double bits = 8 * static_cast<double>(wire_bytes);
+    const double waiting =
+        std::chrono::duration<double>((std::max)(free_at_ - now, instant(0))).count() * options_.link_bits;
+    if (waiting + bits > 8 * static_cast<double>(options_.queue_bytes)) return std::nullopt;
+    free_at_ =
+        (std::max)(free_at_, now) + instant(static_cast<instant::rep>(bits / options_.link_bits * 1e9));
+    wire_bytes_ += wire_bytes;
+    return free_at_;
+  }
+
+  void add(arrival each) {
+    each.number = number_++;
+    under_way_.push_back(std::move(each));
+    std::ranges::push_heap(under_way_, comes_later);
+  }
+
+  channel_options options_;
+  std::mt19937_64 random_;
+  std::vector<arrival> under_way_;  // a heap
+  std::uint64_t number_ = 0;
+  instant free_at_{};
+  std::uint64_t wire_bytes_ = 0;
+};
 
 constexpr std::uint64_t test_secret = 0x0123456789abcdef;
 
@@ -46,6 +145,13 @@ inline lamina::selection some_of(const lamina::layout& model, const std::vector<
   for (const std::size_t l : layers) some.send(l);
   return some;
 }
+inline lamina::selection all_without(const lamina::layout& model, const std::vector<std::size_t>& dropped) {
+  lamina::selection some(model);
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    if (std::ranges::find(dropped, l) == dropped.end()) some.send(l);
+  }
+  return some;
+}
 
 inline std::vector<std::byte> copy_of(std::span<const std::byte> all) {
   return {all.begin(), all.end()};
@@ -56,13 +162,43 @@ inline std::vector<std::byte> joined(const bounded::outgoing_packet& packet) {
   for (const auto piece : packet.data) all.insert(all.end(), piece.begin(), piece.end());
   return all;
 }
-/// The packet under a good check, whatever was changed in it.
-inline std::vector<std::byte> sealed_packet(std::vector<std::byte> changed) {
+/// A packet, whose check lies at 48, or a message, where it lies at 16, under a good check, whatever was changed in it.
+inline std::vector<std::byte> sealed(std::vector<std::byte> changed, std::size_t check_at) {
   bounded::keyed_check check(test_secret);
   const std::span<const std::byte> all = changed;
-  const std::uint64_t sum = check.of({all.first(48), all.subspan(56)});
-  std::memcpy(changed.data() + 48, &sum, sizeof sum);
+  const std::uint64_t sum = check.of({all.first(check_at), all.subspan(check_at + 8)});
+  std::memcpy(changed.data() + check_at, &sum, sizeof sum);
   return changed;
+}
+
+/// A control message of these fields under a good check.
+template <class... Fields>
+std::vector<std::byte> message(bounded::control_type type, std::uint32_t transfer, std::uint32_t round,
+                               const Fields&... fields) {
+  bounded::control_writer writer(test_secret, 0);
+  (writer.put(fields), ...);
+  return copy_of(writer.finish(type, transfer, round));
+}
+/// WANTED or STOP: a report, and for each fragment listed its bits.
+using listed_bits = std::vector<std::pair<std::uint32_t, std::vector<std::byte>>>;
+inline std::vector<std::byte> list_message(bounded::control_type type, std::uint32_t transfer,
+                                           std::uint32_t round, const listed_bits& fragments,
+                                           const bounded::transfer_report& report = {.open_transfers = 1}) {
+  bounded::control_writer writer(test_secret, 0);
+  bounded::write_report(writer, report);
+  writer.put(static_cast<std::uint32_t>(fragments.size()));
+  for (const auto& [fragment, bits] : fragments) {
+    writer.put(fragment);
+    writer.put(bits);
+  }
+  return copy_of(writer.finish(type, transfer, round));
+}
+/// What an end is given of a message, whose bytes must stay.
+inline bounded::control_message as_read(std::span<const std::byte> all) {
+  bounded::control_message read;
+  std::memcpy(&read.header, all.data(), sizeof read.header);
+  read.body = all.subspan(bounded::control_header_bytes);
+  return read;
 }
 
 /// A frame of gradients, or of parameters, and what it points to.
@@ -70,11 +206,12 @@ template <class T>
 class made_frame {
  public:
   made_frame(std::mt19937& random, const lamina::layout& model, const lamina::selection& chosen,
-             payload_type type = payload_type::as_is, lamina::frame_kind kind = lamina::frame_kind::gradients)
+             payload_type type = payload_type::as_is, lamina::frame_kind kind = lamina::frame_kind::gradients,
+             std::uint64_t step = 7)
       : sent(chosen), encoder_(model) {
     for (const std::size_t size : model.sizes()) values.push_back(random_integers<T>(random, size, 100));
     encoder_.encode(
-        {.kind = kind, .step = 7, .sender = 3, .payload = type, .checksum = lamina::frame_checksum::none},
+        {.kind = kind, .step = step, .sender = 3, .payload = type, .checksum = lamina::frame_checksum::none},
         chosen, [this](std::size_t l) { return std::span<const T>(values[l]); });
   }
   made_frame(const made_frame&) = delete;
@@ -91,6 +228,34 @@ class made_frame {
 
  private:
   lamina::frame_encoder<T> encoder_;
+};
+
+/// A frame, the model that it is of, and its chunks.
+struct cut_frame {
+  struct options {
+    std::uint32_t seed = 41;
+    std::size_t chunk_elements = 8;
+    std::uint32_t bound_ppm = 0;
+    payload_type type = payload_type::as_is;
+    lamina::frame_kind kind = lamina::frame_kind::gradients;
+    std::vector<std::size_t> dropped = {};  ///< layers
+  };
+
+  cut_frame(const std::vector<std::size_t>& sizes, const options& given)
+      : random_(given.seed),
+        model(model_of(sizes)),
+        grid(bounded::chunk_grid::of<float>(model, given.type, given.chunk_elements)),
+        made(random_, model, all_without(model, given.dropped), given.type, given.kind),
+        chunks(made.cut(grid, given.bound_ppm)) {}
+
+ private:
+  std::mt19937 random_;
+
+ public:
+  lamina::layout model;
+  bounded::chunk_grid grid;
+  made_frame<float> made;
+  bounded::frame_chunks chunks;
 };
 
 /// One sender and one receiver, with a lossy way for data and one each way for messages that keeps order and loses nothing.
@@ -230,11 +395,10 @@ inline bool same_delivery(const lamina::delivery& a, const lamina::delivery& b) 
   return true;
 }
 
-/// Whether the receiver's frame is the sender's, with zeros where it says that chunks were lost.
-inline bool holds_what_arrived(const bounded::bounded_receiver& receiver, const lamina::encoded_frame& frame,
-                               const bounded::chunk_grid& grid) {
+/// Whether these bytes are the sender's frame, with zeros where it is said that chunks were lost.
+inline bool holds_what_arrived(std::span<const std::byte> taken, const lamina::delivery& arrived,
+                               const lamina::encoded_frame& frame, const bounded::chunk_grid& grid) {
   std::vector<std::byte> expected = frame.to_bytes();
-  const lamina::delivery& arrived = receiver.arrived();
   std::size_t begin = frame.segments().front().size();
   for (const std::size_t fragment : arrived.sent().sent()) {
     for (std::uint32_t i = 0; i < grid.chunks(fragment); ++i) {
@@ -245,7 +409,11 @@ inline bool holds_what_arrived(const bounded::bounded_receiver& receiver, const 
     }
     begin += grid.fragment_bytes(fragment);
   }
-  return same_bits(expected, receiver.frame());
+  return same_bits(expected, taken);
+}
+inline bool holds_what_arrived(const bounded::bounded_receiver& receiver, const lamina::encoded_frame& frame,
+                               const bounded::chunk_grid& grid) {
+  return holds_what_arrived(receiver.frame(), receiver.arrived(), frame, grid);
 }
 
 }  // namespace lamina_test

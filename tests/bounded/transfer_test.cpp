@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Whole transfers over a network that loses, delays, reorders, duplicates and damages, in simulated time.
-#include <algorithm>
-#include <array>
-#include <map>
-#include <set>
-
 #include "bounded/simulated_transfer.hpp"
 #include "catch.hpp"
 
@@ -95,69 +90,15 @@ TEST_CASE("transfer: no fragment of any transfer loses more than its bound, and 
   }
 }
 
-TEST_CASE("transfer: eager leaves out the last of what may be lost, on_probe nothing that arrives") {
-  std::mt19937 random(43);
-  const lamina::layout model = model_of({8000});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  const made_frame<float> made(random, model, everything(model));
-  simulated_link eager(grid, {});
-  const auto chunks = made.cut(grid, 100'000);
-  eager.transfer(chunks);
-  CHECK(eager.sender.arrived().lost_chunks() == 100);
-  // What is left out is the tail of the sending order.
-  const auto order = chunks.in_sending_order();
-  for (std::size_t k = 0; k < order.size(); ++k) {
-    REQUIRE(eager.receiver.arrived().is_lost(0, order[k].index) == (k >= 900));
-  }
-  simulated_link patient(grid, {.stop = stop_policy::on_probe});
-  patient.transfer(chunks);
-  CHECK(patient.sender.arrived().is_complete());
-}
-
-TEST_CASE("transfer: repairs arrive with the frame") {
-  std::mt19937 random(45);
-  const lamina::layout model = model_of({100, 64, 30, 8});
-  const auto grid = chunk_grid::of<double>(model, payload_type::as_is, 16);
-  const made_frame<double> made(random, model, some_of(model, {0, 3}), payload_type::as_is,
-                                lamina::frame_kind::parameters);
-  const auto repair_of = [&](std::size_t layer, std::size_t begin, std::size_t count) {
-    return bounded::repair{layer, begin, std::as_bytes(std::span(made.values[layer]).subspan(begin, count))};
-  };
-  const std::vector repairs = {repair_of(2, 16, 14), repair_of(1, 0, 32), repair_of(1, 48, 16)};
-  simulated_link link(
-      grid, {.data = {.loss = 0.3}, .kind = lamina::frame_kind::parameters, .most_bound_ppm = 200'000});
-  // Alone, too: a frame that sends nothing.
-  const made_frame<double> empty(random, model, lamina::selection(model), payload_type::as_is,
-                                 lamina::frame_kind::parameters);
-  for (const made_frame<double>* each : {&made, &empty}) {
-    link.transfer(each->cut(grid, 200'000), {.repairs = repairs});
-    check_ended(link, each->frame(), grid, 200'000, {});
-    std::set<std::array<std::size_t, 3>> runs;
-    for (const auto& [fragment, begin, bytes] : link.receiver.repairs()) {
-      runs.insert({fragment, begin, bytes.size() / sizeof(double)});
-      CHECK(
-          same_bits(bytes, std::as_bytes(std::span(made.values[fragment]).subspan(begin, bytes.size() / 8))));
-    }
-    CHECK(runs == std::set<std::array<std::size_t, 3>>{{1, 0, 16}, {1, 16, 16}, {1, 48, 16}, {2, 16, 14}});
-  }
-  // The next transfer has none.
-  link.transfer(made.cut(grid, 0));
-  CHECK(link.receiver.repairs().empty());
-}
-
 TEST_CASE("transfer: obligations that are no chunks of the transfer are refused") {
-  std::mt19937 random(46);
-  const lamina::layout model = model_of({100, 64});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 16);
-  const made_frame<float> made(random, model, some_of(model, {0}), payload_type::as_is,
-                               lamina::frame_kind::parameters);
-  const auto chunks = made.cut(grid);
-  bounded::bounded_sender sender(grid, {});
+  const cut_frame frame(
+      {100, 64}, {.seed = 46, .chunk_elements = 16, .kind = lamina::frame_kind::parameters, .dropped = {1}});
+  bounded::bounded_sender sender(frame.grid, {});
   const auto refusal = [&](const std::vector<chunk>& required, const std::vector<bounded::repair>& repairs) {
     return message_of<std::invalid_argument>(
-        [&] { sender.begin(chunks, {.required = required, .repairs = repairs}); });
+        [&] { sender.begin(frame.chunks, {.required = required, .repairs = repairs}); });
   };
-  const auto bytes = std::as_bytes(std::span(made.values[1]));
+  const auto bytes = std::as_bytes(std::span(frame.made.values[1]));
   CHECK(contains(refusal({{1, 0}}, {}), "chunk 0 of layer 1 is required, and not in the frame"));
   CHECK(contains(refusal({{0, 7}}, {}), "is required, and not in the frame"));
   CHECK(contains(refusal({}, {{0, 0, bytes.first(64)}}), "the repair of layer 'layer0'"));
@@ -165,44 +106,35 @@ TEST_CASE("transfer: obligations that are no chunks of the transfer are refused"
   CHECK(contains(refusal({}, {{1, 16, bytes.first(60)}}), "does not consist of whole chunks"));
   CHECK(contains(refusal({}, {{1, 16, bytes}}), "does not consist of whole chunks"));
   CHECK(sender.state() == sender_state::idle);
-  sender.begin(chunks, {.repairs = {{1, 48, bytes.last(64)}}});
-  CHECK_THROWS_AS(sender.begin(chunks), std::logic_error);
+  sender.begin(frame.chunks, {.repairs = {{1, 48, bytes.last(64)}}});
+  CHECK_THROWS_AS(sender.begin(frame.chunks), std::logic_error);
 }
 
 TEST_CASE("transfer: what answers wait for, and what goes out unasked") {
-  std::mt19937 random(48);
-  const lamina::layout model = model_of({8000});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  const made_frame<float> made(random, model, everything(model));
   // Data that take longer than the messages which overtake them: nothing is sent twice, and nothing is given up.
   for (const std::uint32_t bound_ppm : {0U, 100'000U}) {
-    const auto chunks = made.cut(grid, bound_ppm);
-    simulated_link link(grid, {.data = {.delay = 2ms, .jitter = 500us}, .stop = stop_policy::on_probe});
-    link.transfer(chunks);
+    const cut_frame frame({8000}, {.seed = 48, .bound_ppm = bound_ppm});
+    simulated_link link(frame.grid, {.data = {.delay = 2ms, .jitter = 500us}, .stop = stop_policy::on_probe});
+    link.transfer(frame.chunks);
     CHECK(link.sender.counters().repeated == 0);
     CHECK(link.sender.counters().packets == 1000);
     CHECK(link.sender.arrived().is_complete());
   }
   // Messages of the sender take as long as TCP repeats them: BEGIN takes 200 ms, and no PROBE is waited for.
-  const auto few = chunk_grid::of<float>(model, payload_type::as_is, 80);
-  const auto chunks = made.cut(few);
-  simulated_link late(few, {.data = {.loss = 0.2}});
+  const cut_frame few({8000}, {.seed = 48, .chunk_elements = 80});
+  simulated_link late(few.grid, {.data = {.loss = 0.2}});
   late.up = lossy_channel({.delay = 200ms});
-  late.transfer(chunks);
+  late.transfer(few.chunks);
   CHECK(late.now < 300ms);
-  CHECK(same_bits(late.receiver.frame(), made.frame().to_bytes()));
+  CHECK(same_bits(late.receiver.frame(), few.made.frame().to_bytes()));
 }
 
 TEST_CASE("transfer: a slow sender is not answered packet by packet") {
-  std::mt19937 random(50);
-  const lamina::layout model = model_of({800});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  const made_frame<float> made(random, model, everything(model));
-  const auto chunks = made.cut(grid);
+  const cut_frame frame({800}, {.seed = 50});
   // 10 ms a packet, which is longer than a receiver waits before it asks.
-  simulated_link link(grid, {.rate = {.link_bits = 104'000}});
+  simulated_link link(frame.grid, {.rate = {.link_bits = 104'000}});
   link.receiver.set_load(1, 104'000);
-  link.transfer(chunks);
+  link.transfer(frame.chunks);
   CHECK(link.sender.state() == sender_state::done);
   CHECK(link.now > 800ms);
   CHECK(link.sender.counters().ignored < 12);
@@ -223,8 +155,7 @@ TEST_CASE("transfer: numbers wrap around") {
   link.is_dropped = [&](const bounded::outgoing_packet& packet) {
     std::vector<std::byte>& first = first_packets[link.sender.transfer()];
     if (!first.empty()) return false;
-    first.assign(packet.header.begin(), packet.header.end());
-    first.insert(first.end(), packet.data[0].begin(), packet.data[0].end());
+    first = joined(packet);
     // What is of another transfer is stale, whether its number is smaller or larger.
     for (const auto& [number, other] : first_packets) {
       if (number == link.sender.transfer()) continue;
@@ -245,12 +176,8 @@ TEST_CASE("transfer: numbers wrap around") {
 }
 
 TEST_CASE("transfer: a report counts what was sent, and what of it came") {
-  std::mt19937 random(52);
-  const lamina::layout model = model_of({400});
-  const auto grid = chunk_grid::of<float>(model, payload_type::as_is, 8);
-  const made_frame<float> made(random, model, everything(model));
-  const auto chunks = made.cut(grid);
-  simulated_link link(grid, {.data = {.jitter = 100us}});
+  const cut_frame frame({400}, {.seed = 52});
+  simulated_link link(frame.grid, {.data = {.jitter = 100us}});
   std::uint32_t last = 0;
   link.is_dropped = [&](const bounded::outgoing_packet& packet) {
     std::error_code error;
@@ -258,7 +185,7 @@ TEST_CASE("transfer: a report counts what was sent, and what of it came") {
     last = header.transmission;
     return header.chunk == 7;
   };
-  link.sender.begin(chunks);
+  link.sender.begin(frame.chunks);
   link.run(
       [&] { return link.sender.state() == sender_state::probing && link.data.next() == bounded::never; });
   CHECK(last == 49);
@@ -266,7 +193,7 @@ TEST_CASE("transfer: a report counts what was sent, and what of it came") {
   REQUIRE(wanted.size() > bounded::control_header_bytes);
   bounded::transfer_report report;
   REQUIRE_FALSE(
-      bounded::read_list(wanted.subspan(bounded::control_header_bytes), grid, report, [](auto...) {}));
+      bounded::read_list(wanted.subspan(bounded::control_header_bytes), frame.grid, report, [](auto...) {}));
   CHECK(report.seen == 50);
   CHECK(report.transmissions == 50);
   CHECK(report.received == 49);
