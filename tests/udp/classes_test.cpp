@@ -1,19 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Packets carry the class of their tag, control has its own, and one transfer goes behind the other.
-#include <netinet/in.h>
-#include <netinet/ip.h>
-#include <poll.h>
-#include <sys/socket.h>
-
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <future>
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "catch.hpp"
 #include "raw_peer.hpp"
 
@@ -70,11 +56,7 @@ TEST_CASE("transport: a packet has the class of its position, and the precedence
   std::map<std::uint8_t, std::uint8_t> classes;
   std::uint8_t of_control = 0;
   const auto said = run_with_raw_peer(
-      given,
-      [&](udp::transport& ranks) {
-        const test_frame down(given, lamina::frame_kind::parameters, 1, 1);
-        ranks.send_frame({&raw, 1}, down.chunks());
-      },
+      given, [&](udp::transport& ranks) { send_one(ranks, given, {raw}); },
       [&](raw_peer& peer) {
         const int yes = 1;
         REQUIRE(setsockopt(peer.path().descriptor_number(), IPPROTO_IP, IP_RECVTOS, &yes, sizeof yes) == 0);
@@ -108,9 +90,8 @@ TEST_CASE("transport: who is sent to first has the link until it has all") {
   std::array<std::vector<std::uint32_t>, 2> sent_at;
   const auto said = run_started(3, given, [&](std::size_t r, udp::open_sockets here, const auto& all) {
     if (r == 0) {
-      const std::array<std::size_t, 2> workers = {2, 1};
-      const test_frame down(given, lamina::frame_kind::parameters, 1, 1);
-      udp::transport(std::move(here), all, options_of(given, r, 3)).send_frame(workers, down.chunks());
+      udp::transport over(std::move(here), all, options_of(given, r, 3));
+      send_one(over, given, {2, 1});
       return;
     }
     raw_peer peer(given, std::move(here), all, static_cast<std::uint16_t>(r));

@@ -2,18 +2,7 @@
 // Control messages over a stream, and the meeting before it: what is taken, and what is refused.
 #include "lamina/udp/control.hpp"
 
-#include <netinet/in.h>
-#include <poll.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-
-#include <array>
-#include <cstring>
-#include <future>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include "catch.hpp"
 #include "ranks.hpp"

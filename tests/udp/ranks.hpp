@@ -1,36 +1,15 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <netinet/in.h>
-#include <netinet/udp.h>
-#include <sys/socket.h>
-
-#include <chrono>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <future>
-#include <memory>
-#include <optional>
-#include <random>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <utility>
-#include <vector>
 
-#include "lamina/bounded/bounded.hpp"
-#include "lamina/codec.hpp"
+#include "bounded/simulated_transfer.hpp"
 #include "lamina/udp/udp.hpp"
-#include "support.hpp"
 
 /// What the tests over sockets share: ranks in threads of one process, over loopback, of which rank 0 is a server that takes gradients.
 namespace lamina_test {
 
-namespace bounded = lamina::bounded;
 namespace udp = lamina::udp;
-using namespace std::chrono_literals;
 using udp::endpoint;
 using udp::detail::clock_now;
 using udp::detail::control_channel;
@@ -170,39 +149,33 @@ inline std::vector<std::string> run_ranks(std::size_t ranks, const ranks_given& 
 }
 
 /// A frame of small whole numbers, cut.
-class test_frame {
+class test_frame : public made_frame<float> {
  public:
   test_frame(const ranks_given& given, lamina::frame_kind kind, std::uint64_t step, std::uint64_t seed,
-             std::uint32_t bound_ppm = 0, std::optional<lamina::selection> chosen = {})
-      : sent_(chosen ? *chosen : all_of(given.model)), encoder_(given.model) {
-    std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
-    for (const std::size_t size : given.model.sizes())
-      values.push_back(random_integers<float>(random, size, 100));
-    encoder_.encode({.kind = kind, .step = step, .checksum = lamina::frame_checksum::none}, sent_,
-                    [this](std::size_t l) { return std::span<const float>(values[l]); });
-    chunks_.emplace(encoder_.frame(), sent_, grid_of(given),
-                    bounded::sending_options{.bound_ppm = bound_ppm});
-  }
-  test_frame(const test_frame&) = delete;
-  test_frame& operator=(const test_frame&) = delete;
-  ~test_frame() = default;
+             std::uint32_t bound_ppm = 0)
+      : test_frame(given, kind, step, std::mt19937(static_cast<std::uint32_t>(seed)), bound_ppm) {}
 
-  std::vector<std::byte> bytes() const { return encoder_.frame().to_bytes(); }
-  const bounded::frame_chunks& chunks() const { return *chunks_; }
-  static lamina::selection all_of(const lamina::layout& model) {
-    lamina::selection all(model);
-    all.send_all();
-    return all;
-  }
-
-  std::vector<std::vector<float>> values;
+  std::vector<std::byte> bytes() const { return frame().to_bytes(); }
+  const bounded::frame_chunks& chunks() const { return chunks_; }
 
  private:
-  lamina::selection sent_;
-  lamina::frame_encoder<float> encoder_;
-  std::optional<bounded::frame_chunks> chunks_;
+  test_frame(const ranks_given& given, lamina::frame_kind kind, std::uint64_t step, std::mt19937 random,
+             std::uint32_t bound_ppm)
+      : made_frame<float>(random, given.model, everything(given.model), payload_type::as_is, kind, step),
+        chunks_(cut(grid_of(given), bound_ppm)) {}
+
+  bounded::frame_chunks chunks_;
 };
 
 constexpr std::size_t server_rank = 0;
+
+/// A frame to each of these ranks: of parameters from the server, of gradients from a worker.
+inline void send_one(udp::transport& ranks, const ranks_given& given, const std::vector<std::size_t>& to,
+                     bounded::instant within = bounded::never) {
+  const auto kind =
+      ranks.rank() == server_rank ? lamina::frame_kind::parameters : lamina::frame_kind::gradients;
+  const test_frame one(given, kind, 1, 1);
+  ranks.send_frame(to, one.chunks(), {}, within);
+}
 
 }  // namespace lamina_test

@@ -1,13 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <functional>
-#include <future>
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "ranks.hpp"
 
 namespace lamina_test {
