@@ -1,18 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <mutex>
 #include <random>
-#include <span>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "lamina/collectives/channel.hpp"

@@ -3,16 +3,7 @@
 // of ranks. The exit status is 0 where all ranks have seen what is expected.
 //     --fault short|long|plan|silent   rank 1 sends another message than is due, has another plan, or does not come to an agreement
 //     --single                         MPI without threads
-#include <algorithm>
-#include <array>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <numeric>
-#include <random>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #include "lamina/collectives/mpi_channel.hpp"
 #include "ranks.hpp"

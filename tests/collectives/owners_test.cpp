@@ -1,13 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Shard owners: each rank updates its own shards, and hands the new parameters round.
-#include <chrono>
-#include <limits>
-#include <random>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "catch.hpp"
 #include "lamina/collectives/engine.hpp"
 #include "ranks.hpp"
@@ -177,27 +169,17 @@ TEST_CASE("owners: what cannot be is refused by name") {
                  "has its mean with its owners alone"));
 }
 
-TEST_CASE("owners: a rank without them is named, and an update that throws ends the engine") {
-  const lamina::layout model = model_of({50, 60});
-  const collectives::plan plan = plan_for(model, 2, {.bucket_bytes = 0});
-  const std::vector<float> gradient(60, 1.0F);
-  const auto run = [&](const collectives::owner_update& of_second) {
-    memory_network network(2);
-    return in_threads(2, [&](std::size_t r) {
-      engine own(network.of(r), plan, {.timeout = 2s, .update = r == 0 ? keep_mean : of_second});
-      own.begin_step();
-      own.ready(1, gradient);
-      own.ready(0, std::span(gradient).first(50));
-      own.drain();
-    });
-  };
-  const auto parted = run({});
-  CHECK(contains(parted[0] + parted[1], "reduce_scatter by pairwise"));
-  const auto thrown = run([](std::size_t layer, std::size_t, std::span<float>) {
-    throw std::domain_error("layer " + std::to_string(layer) + " has diverged");
+TEST_CASE("owners: a rank without them is named") {
+  const collectives::plan plan = plan_for(model_of({60}), 2, {});
+  memory_network network(2);
+  const auto parted = in_threads(2, [&](std::size_t r) {
+    engine own(network.of(r), plan,
+               {.timeout = 2s, .update = r == 0 ? keep_mean : collectives::owner_update()});
+    own.begin_step();
+    own.ready(0, std::vector<float>(60, 1.0F));
+    own.drain();
   });
-  CHECK(thrown[1] == "layer 1 has diverged");
-  CHECK_FALSE(thrown[0].empty());
+  CHECK(contains(parted[0] + parted[1], "reduce_scatter by pairwise"));
 }
 
 // Every later call throws it again, whoever moves messages on; and an update must not call its engine.

@@ -1,21 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <bit>
-#include <chrono>
-#include <cmath>
-#include <cstddef>
-#include <exception>
-#include <memory>
-#include <numeric>
-#include <random>
-#include <span>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
-
 #include "lamina/collectives/collectives.hpp"
 #include "memory_channel.hpp"
 #include "support.hpp"
@@ -109,13 +94,10 @@ inline std::vector<float> reference_sum(algorithm how, std::span<const std::vect
 
 /// The nearest number of the type, ties to even; beyond its range the largest.
 inline float rounded_to(payload_type type, float value) {
-  if (type == payload_type::as_is || value == 0 || !std::isfinite(value)) return value;
-  const bool is_bfloat16 = type == payload_type::bfloat16;
-  const int digits = is_bfloat16 ? 7 : 10;
-  const int least_exponent = is_bfloat16 ? -126 : -14;
-  const double largest = is_bfloat16 ? 0x1.fep127 : 65504;
-  const double quantum = std::ldexp(1.0, std::max(std::ilogb(value), least_exponent) - digits);
-  return static_cast<float>(std::clamp(std::nearbyint(value / quantum) * quantum, -largest, largest));
+  if (type == payload_type::as_is) return value;
+  if (type == payload_type::float16)
+    return lamina::to_float(lamina::saturating_round<lamina::float16>(value));
+  return lamina::to_float(lamina::saturating_round<lamina::bfloat16>(value));
 }
 
 /// Gradients of all magnitudes that floats have, some beyond the range of float16.

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Engines of eight ranks in one process, for the thread sanitizer and for a count of allocations. With --race two threads call one
 // engine, which is not allowed: the sanitizer must say so.
-#include <cstdio>
-#include <cstring>
-#include <random>
-
 #include "counted_allocations.hpp"
 #include "ranks.hpp"
 

@@ -2,12 +2,7 @@
 // Torch first: its CHECK and Catch2's clash, so the tests say REQUIRE.
 #include "lamina/collectives/torch_hooks.hpp"
 
-#include <limits>
-#include <optional>
-#include <stdexcept>
-#include <string>
 #include <tuple>
-#include <vector>
 
 #undef CHECK
 #include "catch.hpp"
