@@ -1,16 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Tensors of others, and views of memory, are tensors where they lie; each third party where it is installed.
-#include <algorithm>
-#include <array>
-#include <cstddef>
-#include <cstdint>
 #include <deque>
-#include <limits>
-#include <span>
-#include <string>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "adapted.hpp"
 #include "lamina/adapt/mdspan.hpp"
@@ -229,9 +219,6 @@ TEMPLATE_TEST_CASE("dlpack: gradients may be float16 or bfloat16", "", lamina::f
   lamina::residual_accumulator<float> residual(lamina_test::model_of({5000}));
   lamina_test::accumulate(residual, 0, given.tensor);
   REQUIRE(lamina_test::same_bits(residual[0], values));
-  const auto read = [&] { (void)lamina::elements_of<float>(given.tensor); };
-  CHECK(contains(lamina_test::message_of<std::invalid_argument>(read),
-                 "float asked for: pass a converted copy"));
 }
 
 #if defined(DLPACK_MAJOR_VERSION) && DLPACK_MAJOR_VERSION >= 1
@@ -433,16 +420,8 @@ TEST_CASE("xtensor: strides known at run time must be dense") {
   }
 }
 
-TEST_CASE("xtensor: an expression is not a tensor, its evaluation is") {
-  const xt::xtensor<float, 1> a = {1, 2, 3};
-  lamina::residual_accumulator<float> residual(lamina_test::model_of({3}));
-  REQUIRE(lamina_test::accumulate(residual, 0, xt::eval(2 * a + a)) == 6);
-  REQUIRE(lamina_test::same_bits(residual[0], std::array{3.0F, 6.0F, 9.0F}));
-  static_assert(!lamina::tensor<decltype(2 * a + a)>);
-  static_assert(!lamina::tensor<decltype(xt::view(a, xt::range(0, 2)))>);
-  static_assert(!lamina::tensor<decltype(xt::transpose(a))>);
-  // A container whose memory is in blocks.
-  static_assert(!lamina::tensor<
-                xt::xarray_container<std::deque<float>, layout_type::row_major, std::vector<std::size_t>>>);
-}
+static_assert(!lamina::tensor<decltype(xt::transpose(std::declval<const xt::xtensor<float, 1>&>()))>);
+// A container whose memory is in blocks.
+static_assert(!lamina::tensor<
+              xt::xarray_container<std::deque<float>, layout_type::row_major, std::vector<std::size_t>>>);
 #endif

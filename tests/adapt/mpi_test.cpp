@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Three ranks: rank 0 sends, the others receive.
-#include <cstdio>
 #include <lamina/adapt/mpi.hpp>
 #include <lamina/lamina.hpp>
 #include <numeric>

@@ -3,12 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <span>
-#include <string>
-#include <variant>
-#include <vector>
 #include "lamina/adapt/torch.hpp"
 
 #include "accumulate.hpp"
@@ -100,8 +94,11 @@ TEST_CASE("torch: what is no dense float or double CPU tensor is refused with wh
     require_refused(at::zeros({4}, type), ".to(torch::kFloat)");
   }
   REQUIRE(lamina::elements_of<float>(at::_neg_view(at::ones({4})).resolve_neg())[0] == -1);
-  REQUIRE_THROWS_AS(lamina::elements_of<float>(at::ones({4}, at::kDouble)), std::invalid_argument);
-  REQUIRE_THROWS_AS(lamina::writable_elements_of<double>(at::ones({4})), std::invalid_argument);
+  const auto message = [](auto call) { return lamina_test::message_of<std::invalid_argument>(call); };
+  REQUIRE(lamina_test::contains(message([] { (void)lamina::elements_of<float>(at::ones({4}, at::kHalf)); }),
+                                "float asked for: pass a converted copy"));
+  REQUIRE(lamina_test::contains(message([] { (void)lamina::writable_elements_of<double>(at::ones({4})); }),
+                                "double asked for"));
 }
 
 TEMPLATE_TEST_CASE("torch: gradients may be Half or BFloat16", "", lamina::float16, lamina::bfloat16) {
@@ -118,26 +115,6 @@ TEMPLATE_TEST_CASE("torch: gradients may be Half or BFloat16", "", lamina::float
   lamina::residual_accumulator<float> residual(lamina_test::model_of({5000}));
   REQUIRE(lamina_test::accumulate(residual, 0, half) == lamina::mean_abs{}(back));
   REQUIRE(lamina_test::same_bits(residual[0], values));
-}
-
-TEST_CASE("torch: halves are not read or written as float or double, and the error says what to call") {
-  const at::Tensor half = at::ones({4}, at::kHalf);
-  const auto message = [](auto call) { return lamina_test::message_of<std::invalid_argument>(call); };
-  const auto contains = lamina_test::contains;
-  REQUIRE(contains(message([&] { (void)lamina::elements_of<float>(half); }),
-                   "float asked for: pass a converted copy"));
-  REQUIRE(contains(message([&] { (void)lamina::elements_of<double>(half); }), "double asked for"));
-  REQUIRE(contains(message([&] { (void)lamina::writable_elements_of<float>(half); }), "and copy that"));
-
-  const lamina::layout model = lamina_test::model_of({4});
-  lamina::worker<float> worker(model, {.drop_ratio = 0});
-  auto step = worker.begin();
-  REQUIRE(step.add(0, half));
-  const std::vector<std::byte> bytes = step.frame().to_bytes();
-  at::Tensor parameters = at::zeros({4}, at::kBFloat16);
-  const auto restore = [&] { lamina::decode<float>(bytes, model).restore(0, parameters); };
-  REQUIRE(contains(message(restore), "pass a converted copy"));
-  REQUIRE(parameters.sum().item<float>() == 0);
 }
 
 TEST_CASE("torch: a device takes dense CUDA tensors of each type where they lie, and the host refuses them") {

@@ -4,7 +4,6 @@
 
 #include <turbojpeg.h>
 
-#include <filesystem>
 #include <fstream>
 #include <set>
 
