@@ -98,7 +98,8 @@ TEST_CASE("torch: what is no dense float or double CPU tensor is refused with wh
   REQUIRE(lamina_test::contains(message([] { (void)lamina::elements_of<float>(at::ones({4}, at::kHalf)); }),
                                 "float asked for: pass a converted copy"));
   REQUIRE(lamina_test::contains(message([] { (void)lamina::writable_elements_of<double>(at::ones({4})); }),
-                                "double asked for"));
+                                "double asked for: pass a converted copy; to write into it, write into one "
+                                "and copy that"));
 }
 
 TEMPLATE_TEST_CASE("torch: gradients may be Half or BFloat16", "", lamina::float16, lamina::bfloat16) {
