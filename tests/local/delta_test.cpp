@@ -27,14 +27,6 @@ namespace {
 
 const lamina::layout three_layers = model_of({5000, 3, 130});
 
-enum class mistake {
-  none,
-  overwrites,           // y, in place of shifting it
-  adds_rounding_twice,  // of d
-  abandons_alone,       // a step that only it could not send, though all agree
-  commits_lost_chunks,  // as if all had arrived
-};
-
 /// How a worker ends a step that it could not send.
 enum class loss { before_commit, after_commit };
 
@@ -47,7 +39,6 @@ struct run_options {
   lamina::outer_optimizer_options outer = {};
   std::size_t delay = 0;
   bool agrees = true;
-  mistake made = mistake::none;
   arrival when = arrival::after_commit;
   loss lost_by = loss::before_commit;
   double chunk_loss = 0;  // share of the chunks of a frame, by chance
@@ -138,7 +129,7 @@ class cluster {
 
  private:
   void lose(lamina::local_delta<T>& compressor) {
-    if (!options_.agrees || options_.made == mistake::abandons_alone) {
+    if (!options_.agrees) {
       compressor.abandon();
     } else if (options_.lost_by == loss::before_commit) {
       compressor.commit_lost();
@@ -164,11 +155,7 @@ class cluster {
                   r[fragment].begin() + static_cast<std::ptrdiff_t>(end), T(0));
       });
     }
-    if (options_.made == mistake::commits_lost_chunks) {
-      compressor.commit();
-    } else {
-      compressor.commit(arrived);
-    }
+    compressor.commit(arrived);
     const lamina::frame_header header{.kind = lamina::frame_kind::updates,
                                       .step = compressor.step(),
                                       .sender = whole.sender(),
@@ -182,10 +169,6 @@ class cluster {
     const lamina::selection arrived = server.arrived();
     server.update([&](std::size_t fragment, std::size_t begin, std::span<const T> mean) {
       std::copy(mean.begin(), mean.end(), d[fragment].begin() + static_cast<std::ptrdiff_t>(begin));
-      if (options_.made == mistake::adds_rounding_twice) {
-        for (std::size_t i = begin; i < begin + mean.size(); ++i)
-          d[fragment][i] += outer_.rounding()[fragments().offset(fragment) + i];
-      }
       outer_(fragment, begin, std::span(d[fragment]).subspan(begin, mean.size()));
     });
     return frame_of<T>(
@@ -195,12 +178,7 @@ class cluster {
   void apply_while_more_than(std::size_t delay) {
     if (under_way_.size() <= delay) return;
     const auto update = lamina::decode<T>(under_way_.front(), fragments());
-    for (worker& each : workers) {
-      each.compressor.apply(update, each.x, each.y);
-      for (std::size_t f = 0; f < update.layers() && options_.made == mistake::overwrites; ++f) {
-        if (!update.is_dropped(f)) each.y[f] = each.x[f];
-      }
-    }
+    for (worker& each : workers) each.compressor.apply(update, each.x, each.y);
     under_way_.pop_front();
   }
 
@@ -257,34 +235,6 @@ class ledger {
 };
 
 }  // namespace
-
-TEST_CASE("local delta: the shared parameters are bitwise identical on every worker, and so is the choice",
-          "[invariant]") {
-  const auto agree = [](run_options options, lamina::payload_type payload) {
-    std::mt19937 random(1);
-    options.compress.drop_ratio = 0.5;
-    options.compress.payload = payload;
-    options.compress.fragment_elements = 4096;
-    options.compress.by_score = payload == lamina::payload_type::int8;
-    options.outer = {.rate = 0.7, .momentum = 0.9, .payload = payload};
-    cluster<float> all(three_layers, options);
-    for (int t = 0; t < 12; ++t) {
-      const auto lost = t % 4 == 1 ? std::vector<std::size_t>{0, 2} : std::vector<std::size_t>{};
-      all.step(random_moves<float>(random, three_layers, options.workers), lost);
-      if (!all.agree()) return false;
-    }
-    return all.workers[1].compressor.steps_under_way() == options.delay &&
-           all.workers[0].x[0] != std::vector<float>(5000);
-  };
-  for (const auto payload : all_payload_types) {
-    for (const std::size_t delay : {0, 1, 3}) {
-      for (const loss lost_by : {loss::before_commit, loss::after_commit})
-        CHECK(agree({.delay = delay, .lost_by = lost_by}, payload));
-      CHECK(agree({.delay = delay, .agrees = false}, payload));
-    }
-  }
-  CHECK_FALSE(agree({.delay = 1, .made = mistake::abandons_alone}, lamina::payload_type::as_is));
-}
 
 TEST_CASE("local delta: all workers together may abandon a step, and no fragment is held for its update") {
   const lamina::layout model = model_of({100, 100});
@@ -343,6 +293,7 @@ TEST_CASE("local delta: what all did is what was sent and what is left, bitwise"
   for (const auto payload : all_payload_types) {
     for (const std::size_t delay : {0, 2}) {
       CHECK(balances({.delay = delay}, payload));
+      CHECK(balances({.delay = delay, .lost_by = loss::after_commit}, payload));
       CHECK(balances({.delay = delay, .agrees = false}, payload));
       CHECK(balances({.delay = delay, .chunk_loss = 0.3}, payload));
       CHECK(balances({.compress = {.error_feedback = true}, .delay = delay}, payload));
@@ -351,38 +302,6 @@ TEST_CASE("local delta: what all did is what was sent and what is left, bitwise"
       CHECK(balances({.compress = {.error_feedback = true}, .delay = delay, .agrees = false}, payload));
       CHECK(balances({.compress = {.error_feedback = true}, .delay = delay, .chunk_loss = 0.3}, payload));
     }
-  }
-  CHECK_FALSE(balances({.delay = 2, .made = mistake::overwrites}, lamina::payload_type::as_is));
-  CHECK_FALSE(
-      balances({.made = mistake::commits_lost_chunks, .chunk_loss = 0.3}, lamina::payload_type::as_is));
-}
-
-TEST_CASE("local delta: what the payload of an update takes away joins the next, once", "[invariant]") {
-  const auto run = [](lamina::payload_type payload, mistake made) {
-    std::mt19937 random(19);
-    run_options options{.made = made};
-    options.compress.drop_ratio = 0.3;
-    options.compress.payload = payload;
-    options.outer = {.payload = payload};
-    cluster<double> all(three_layers, options);
-    tensors<double> rest = zeros_like<double>(three_layers);  // of the mean of what was sent, what x lacks
-    bool is_kept = true;
-    for (std::size_t t = 0; t < 6; ++t) {
-      const tensors<double> before = all.workers[0].x;
-      const auto sent = all.step(integer_moves<double>(random, three_layers, options.workers, 1000));
-      add_to(rest, sent, 0.25);
-      add_to(rest, all.workers[0].x);
-      add_to(rest, before, -1.0);
-      for (std::size_t l = 0; l < rest.size(); ++l) {
-        const auto kept = all.outer().rounding().subspan(three_layers.offset(l), rest[l].size());
-        is_kept &= std::ranges::equal(rest[l], kept);
-      }
-    }
-    return is_kept;
-  };
-  for (const auto payload : {lamina::payload_type::int8, lamina::payload_type::bfloat16}) {
-    CHECK(run(payload, mistake::none));
-    CHECK_FALSE(run(payload, mistake::adds_rounding_twice));
   }
 }
 
@@ -527,6 +446,7 @@ TEST_CASE(
   CHECK(std::ranges::equal(joined.rest(), std::vector<float>(4)));
 }
 
+// x is bitwise identical on all workers meanwhile, though what they do rounds.
 TEST_CASE("local delta: saved with steps under way and resumed, it goes on bitwise", "[invariant]") {
   for (const auto payload : all_payload_types) {
     run_options options{.delay = 2};
@@ -558,6 +478,7 @@ TEST_CASE("local delta: saved with steps under way and resumed, it goes on bitwi
       }
       whole.step(moves);
       resumed.step(moves);
+      REQUIRE(whole.agree());
       for (std::size_t w = 0; w < 4; ++w) {
         REQUIRE(same_tensors(whole.workers[w].x, resumed.workers[w].x));
         REQUIRE(same_tensors(whole.workers[w].y, resumed.workers[w].y));

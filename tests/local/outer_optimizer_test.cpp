@@ -46,6 +46,29 @@ TEST_CASE("outer optimizer: as its formula says, each sum and product rounded by
   }
 }
 
+TEST_CASE("outer optimizer: what the payload takes away joins the next update, once") {
+  std::mt19937 random(19);
+  const lamina::layout model = model_of({9000});
+  for (const auto payload : std::span(all_payload_types).subspan(1)) {
+    lamina::outer_optimizer<float> outer(model, {.payload = payload});
+    std::vector<float> left(9000);
+    for (int t = 0; t < 3; ++t) {
+      const auto g = random_fractions<float>(random, 9000);
+      auto d = g;
+      outer(0, 0, d);
+      std::vector<std::byte> said(lamina::payload_bytes<float>(payload, d.size()));
+      std::vector<float> again(d.size());
+      lamina::detail::encode_payload<float>(payload, d, said.data());
+      lamina::detail::decode_payload<float>(payload, said.data(), d.size(), 0, again);
+      REQUIRE(again == d);  // it travels as it is
+      const auto rounding = outer.rounding();
+      for (std::size_t i = 0; i < d.size(); ++i) REQUIRE(d[i] + rounding[i] == g[i] + left[i]);
+      left.assign(rounding.begin(), rounding.end());
+    }
+    CHECK(std::ranges::any_of(left, [](float each) { return each != 0; }));
+  }
+}
+
 TEST_CASE("outer optimizer: bad options, elements and checkpoints are refused") {
   const lamina::layout model = model_of({130});
   for (const double rate : {0.0, -1.0, std::numeric_limits<double>::infinity(), std::nan("")})
