@@ -34,17 +34,6 @@ inline lamina::layout model_of(const std::vector<std::size_t>& sizes) {
   return lamina::layout(std::move(layers));
 }
 
-/// 1 to 12 layers of 0 to 40 elements, now and then some thousands; at least one layer is not empty.
-inline lamina::layout random_model(std::mt19937& random) {
-  std::vector<std::size_t> sizes(1 + below(random, 12));
-  for (std::size_t& size : sizes) {
-    const std::size_t kind = below(random, 10);
-    size = kind == 0 ? 0 : kind == 1 ? 1 : kind == 2 ? 4090 + below(random, 5000) : below(random, 41);
-  }
-  sizes[below(random, sizes.size())] = 1 + below(random, 40);
-  return model_of(sizes);
-}
-
 /// Integers in [-magnitude, magnitude].
 template <class T>
 std::vector<T> random_integers(std::mt19937& random, std::size_t count, std::size_t magnitude = 8) {

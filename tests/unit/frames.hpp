@@ -2,11 +2,9 @@
 #pragma once
 
 #include <array>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <random>
 #include <span>
 #include <string>
 #include <system_error>
@@ -48,17 +46,6 @@ bytes frame_of(const lamina::selection& sent, const tensors<T>& layers,
   lamina::frame_encoder<T> encoder(sent.model(), run);
   return encoder.encode(header, sent, [&](std::size_t l) { return std::span<const T>(layers[l]); })
       .to_bytes();
-}
-
-/// Fractions whose size differs from one block of a payload to the next, so that every block has its own scale.
-template <class T>
-tensors<T> uneven_fractions(std::mt19937& random, const lamina::layout& model) {
-  tensors<T> all = rounding_gradients<T>(random, model);
-  for (auto& layer : all) {
-    for (std::size_t i = 0; i < layer.size(); ++i)
-      layer[i] = std::ldexp(layer[i], static_cast<int>(i / 64 * 7 % 23) - 11);
-  }
-  return all;
 }
 
 /// Layers 0 and 2 of four are sent, of step 7 and sender 3; layer 3 is empty.

@@ -27,11 +27,6 @@ template <class Half>
 constexpr std::uint16_t largest_pattern = std::same_as<Half, float16> ? 0x7bff : 0x7f7f;
 
 template <class Half>
-bool is_finite(Half half) {
-  return (half.bits & 0x7fffU) <= largest_pattern<Half>;
-}
-
-template <class Half>
 Half pattern(std::uint32_t bits_of_half) {
   return {static_cast<std::uint16_t>(bits_of_half)};
 }
@@ -67,13 +62,6 @@ TEST_CASE("half: bfloat16 to float is the upper half of its bits, for all patter
   for (std::uint32_t p = 0; p < 0x10000; ++p) REQUIRE(bits(to_float(pattern<bfloat16>(p))) == p << 16);
 }
 
-TEMPLATE_TEST_CASE("half: every finite pattern survives the way to float and back", "", float16, bfloat16) {
-  for (std::uint32_t p = 0; p < 0x10000; ++p) {
-    const auto half = pattern<TestType>(p);
-    if (is_finite(half)) REQUIRE(saturating_round<TestType>(to_float(half)).bits == half.bits);
-  }
-}
-
 TEMPLATE_TEST_CASE("half: rounds to nearest, a tie to the even pattern, of both signs", "", float16,
                    bfloat16) {
   for (std::uint32_t p = 0; p < largest_pattern<TestType>; ++p) {
@@ -84,6 +72,7 @@ TEMPLATE_TEST_CASE("half: rounds to nearest, a tie to the even pattern, of both 
     const float infinity = std::numeric_limits<float>::infinity();
     const std::uint32_t even = p + (p & 1);
     CAPTURE(p);
+    REQUIRE(saturating_round<TestType>(to_float(pattern<TestType>(p))).bits == p);
     REQUIRE(saturating_round<TestType>(tie).bits == even);
     REQUIRE(saturating_round<TestType>(std::nextafter(tie, infinity)).bits == p + 1);
     REQUIRE(saturating_round<TestType>(std::nextafter(tie, -infinity)).bits == p);
