@@ -67,9 +67,6 @@ int main() {
   const std::list<float> list(3);
   // EXPECT: lamina: the elements of this range do not lie in one piece of memory. Pass a contiguous copy, for example std::vector<float>(t.begin(), t.end())
   worker.begin().add(0, LAMINA_REFUSED(list) LAMINA_WANTED(std::vector<float>(list.begin(), list.end())));
-  const std::vector<bool> bits(3);
-  // EXPECT: lamina: the elements of this range do not lie in one piece of memory. Pass a contiguous copy, for example std::vector<float>(t.begin(), t.end())
-  worker.begin().add(0, LAMINA_REFUSED(bits) LAMINA_WANTED(std::vector<float>(bits.begin(), bits.end())));
   const std::vector<float*> pointers(1);
   // EXPECT: lamina: the elements are pointers or containers, not numbers. Pass the elements of one layer as one tensor, layer by layer
   worker.begin().add(0, LAMINA_REFUSED(pointers) LAMINA_WANTED(std::span(pointers[0], 3)));

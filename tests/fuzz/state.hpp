@@ -16,13 +16,15 @@ namespace {
 using lamina::worker;
 
 template <class T>
-void mend_state(bytes& state, const lamina::layout& model, std::size_t how) {
+void mend_state(bytes& state, const lamina::layout& model, std::size_t how,
+                std::uint32_t magic = lamina::detail::state_magic) {
   lamina::detail::state_header good;
+  good.magic = magic;
   good.element_type = lamina::detail::element_code<T>;
   good.fingerprint = model.fingerprint();
   good.layers = model.layers();
   mend(state, good, how, [&](auto& header, std::span<const std::byte> body) {
-    if (how > 1) header.elements = model.elements();
+    if (how > 1 && magic == lamina::detail::state_magic) header.elements = model.elements();
     if ((header.flags & lamina::detail::state_flag_checksum) == 0) return std::uint64_t{0};
     return lamina::detail::state_checksum(header, body);
   });
@@ -81,14 +83,18 @@ bool load(worker<T>& into, const bytes& state) {
   return true;
 }
 
-// One of the worker's own states, some bytes of it overwritten, so that many can agree.
-template <class T>
-bytes damaged(input& in, bytes state, const lamina::layout& model) {
+void overwrite_some(input& in, bytes& state) {
   for (std::size_t changes = in.below(4); changes > 0; --changes) {
     const auto number = in.value<std::uint32_t>();
     std::memcpy(state.data() + in.value<std::uint16_t>() % (state.size() - sizeof number), &number,
                 sizeof number);
   }
+}
+
+// One of the worker's own states, some bytes of it overwritten, so that many can agree.
+template <class T>
+bytes damaged(input& in, bytes state, const lamina::layout& model) {
+  overwrite_some(in, state);
   mend_state<T>(state, model, in.below(3));
   return state;
 }
@@ -169,22 +175,10 @@ void load_delta(input& in) {
   const bytes before = own.save();
   bytes state = before;
   const std::size_t how = in.below(3);
-  for (std::size_t changes = in.below(4); changes > 0; --changes) {
-    const auto number = in.value<std::uint32_t>();
-    std::memcpy(state.data() + in.value<std::uint16_t>() % (state.size() - sizeof number), &number,
-                sizeof number);
-  }
+  overwrite_some(in, state);
   const bytes rest = in.take_rest();
   if (!rest.empty()) state = rest;
-  lamina::detail::state_header good;
-  good.magic = lamina::detail::flights_magic;
-  good.element_type = lamina::detail::element_code<T>;
-  good.fingerprint = model.fingerprint();
-  good.layers = model.layers();
-  mend(state, good, how, [&](auto& header, std::span<const std::byte> body) {
-    if ((header.flags & lamina::detail::state_flag_checksum) == 0) return std::uint64_t{0};
-    return lamina::detail::state_checksum(header, body);
-  });
+  mend_state<T>(state, model, how, lamina::detail::flights_magic);
   if (outcome_of([&] { own.load(state); }) != outcome::done) {
     check(own.save() == before, "a refused state changes nothing");
   } else {
