@@ -13,6 +13,13 @@ inline constexpr auto in_reverse = [](std::size_t tasks, auto&& work) {
   for (std::size_t i = tasks; i-- > 0;) work(i);
 };
 
+/// The same, and it says how many threads it has.
+struct pool {
+  std::size_t size;
+  std::size_t threads() const { return size; }
+  void operator()(std::size_t tasks, auto&& work) const { in_reverse(tasks, work); }
+};
+
 /// In so many threads, whichever of them comes first.
 inline auto in_threads_of(std::size_t threads) {
   return [threads](std::size_t tasks, auto&& work) {

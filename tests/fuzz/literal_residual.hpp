@@ -27,6 +27,7 @@ class literal_residual {
   }
 
   const std::vector<T>& operator[](std::size_t layer) const { return elements_[layer]; }
+  const std::vector<T>& velocity(std::size_t layer) const { return velocity_[layer]; }
   std::size_t left_out() const { return left_out_; }
 
   /// Whether a gradient is added, in parts or in full.

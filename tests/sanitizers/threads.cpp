@@ -4,7 +4,6 @@
 // layer is used by two threads, which is not allowed: the sanitizer must say so.
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdio>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "accumulate.hpp"
+#include "executions.hpp"
 #include "lamina/lamina.hpp"
 #include "support.hpp"
 
@@ -37,14 +37,6 @@ void at_once(std::size_t count, const Work& work) {
   for (std::size_t i = 0; i < count; ++i) threads.emplace_back([&work, i] { work(i); });
   for (std::thread& each : threads) each.join();
 }
-
-// An execution whose threads take the next piece as they come.
-const auto pool = [](std::size_t pieces, auto&& work) {
-  std::atomic<std::size_t> next = 0;
-  at_once(3, [&](std::size_t) {
-    for (std::size_t piece = next++; piece < pieces; piece = next++) work(piece);
-  });
-};
 
 }  // namespace
 
@@ -99,7 +91,7 @@ int main(int argc, char** argv) {
   lamina::worker<float> with_pool(model, {.drop_ratio = 0.5});
   for (int t = 0; t < 3; ++t) {
     auto of_one = alone.add(gradients);
-    auto of_pool = with_pool.add(gradients, 1, pool);
+    auto of_pool = with_pool.add(gradients, 1, lamina_test::in_threads_of(3));
     const std::vector<std::byte> bytes = of_pool.frame().to_bytes();
     require(of_one.frame().to_bytes() == bytes, "a pool gives another frame");
     const auto frame = lamina::decode<float>(bytes, model);

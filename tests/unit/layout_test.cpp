@@ -68,17 +68,6 @@ TEST_CASE("layout: what overflows, and a name that is empty or stands twice, is 
   CHECK(contains(refusal({{"same", {1}}, {"other", {1}}, {"same", {2}}}), "'same'"));
 }
 
-TEST_CASE("layout: sizes, offsets and N add up, also of no layers at all") {
-  const lamina::layout model = model_of({3, 0, 5, 1});
-  CHECK(model.elements() == 9);
-  CHECK(std::vector(model.sizes().begin(), model.sizes().end()) == std::vector<std::size_t>{3, 0, 5, 1});
-  for (const auto& [layer, offset] : {std::pair{0, 0}, {1, 3}, {2, 3}, {3, 8}})
-    CHECK(model.offset(static_cast<std::size_t>(layer)) == static_cast<std::size_t>(offset));
-  const lamina::layout none({});
-  CHECK(none.layers() == 0);
-  CHECK(none.elements() == 0);
-}
-
 TEST_CASE("layout: an index beyond the last layer throws out_of_range with the number of layers") {
   const lamina::layout model = model_of({1, 2, 3});
   CHECK(model[2].name == "layer2");

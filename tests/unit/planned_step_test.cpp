@@ -200,6 +200,7 @@ TEST_CASE("planned: a fragment of which nothing arrived is planned with all of i
   arrived.lose(1, 1);
   step.commit(arrived);
   CHECK(copy_of(each.values()) == std::vector<double>{0.5 + 1, 2 + 2, 3});  // and a gradient like the last
+  CHECK(each.residual().is_clear(2));                                       // as by a commit of all
 }
 
 }  // namespace lamina_test::planned_step_test

@@ -143,26 +143,6 @@ TEMPLATE_TEST_CASE("refusal: what is left is rounding, however large the gradien
   }
 }
 
-TEST_CASE("refusal: NaN throughout, or first in each block, changes nothing, bitwise") {
-  std::mt19937 random(902);
-  for (const double momentum : {0.0, 0.9}) {
-    lamina::residual_accumulator<float> residual(model, {.momentum = momentum});
-    add(residual, fractions<float>(random), lamina::mean_abs(), lamina::sequential());
-    const auto before = copy_of(residual.elements());
-    const auto velocity = copy_of(residual.velocity());
-    for (const std::size_t stride : {std::size_t{1}, block}) {
-      auto bad = fractions<float>(random);
-      for (auto& each : bad)
-        for (std::size_t i = 0; i < each.size(); i += stride) each[i] = nan_value<float>;
-      residual.begin_step();
-      REQUIRE_THROWS_AS(add(residual, bad, lamina::mean_abs(), in_threads_of(3)),
-                        lamina::non_finite_gradient);
-      REQUIRE(same_bits(residual.elements(), before));
-      REQUIRE(same_bits(residual.velocity(), velocity));
-    }
-  }
-}
-
 TEST_CASE(
     "refusal: a micro-batch that would overflow by its sum, its velocity or its scale is refused, or left "
     "out") {

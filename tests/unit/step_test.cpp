@@ -38,20 +38,6 @@ void refuses(const auto& call, const char* named) {
 
 }  // namespace
 
-TEST_CASE("step: one that is let go uncommitted stays in the residual, and the next frame has it once") {
-  worker each(model_of({2}), {.threshold = 1});
-  for (const int reached : {0, 1, 2}) {  // added, selected, in a frame
-    auto step = each.add(tensors<float>{{1, 2}});
-    if (reached > 0) step.select();
-    if (reached > 1) step.frame();
-  }
-  CHECK(each.steps() == 0);
-  auto received = zeros_like<float>(each.model());
-  receive<float>(received, send(each, {{10, 20}}), each.model());
-  CHECK(received[0] == std::vector<float>{13, 26});
-  CHECK(each.residual().is_clear(0));
-}
-
 TEST_CASE("step: as long as one is open no other begins, and the worker tells which") {
   worker each(model_of({1, 1}));
   auto step = each.add(one_and_two);
@@ -265,28 +251,6 @@ TEST_CASE("step: held fragments are dropped, whatever R, a budget, an age or a p
   CHECK_THROWS_AS(sent({}, std::vector<char>(3)), std::invalid_argument);
 }
 
-TEST_CASE("step: micro-batches add up to their gradient, also with momentum") {
-  std::mt19937 random(811);
-  const lamina::layout model = model_of({3, 70, 0, 4096 + 9, 5});
-  const lamina::worker_options options{.drop_ratio = 0.7, .momentum = 0.5};
-  worker whole(model, options);
-  worker in_batches(model, options);
-  for (int t = 0; t < 6; ++t) {
-    const auto gradients = random_gradients<float>(random, model);
-    auto a = whole.add(gradients);
-    auto b = in_batches.begin();
-    for (std::size_t k = 0; k < 4; ++k) {
-      if (k % 2 == 0) REQUIRE(b.add(gradients, 0.25));
-      for (std::size_t l = 0; k % 2 == 1 && l < model.layers(); ++l) REQUIRE(b.add(l, gradients[l], 0.25));
-    }
-    REQUIRE(same_bits(b.values(), a.values()));
-    REQUIRE(b.frame().to_bytes() == a.frame().to_bytes());
-    a.commit();
-    b.commit();
-    REQUIRE(in_batches.save() == whole.save());
-  }
-}
-
 TEST_CASE("step: a layer without a gradient is skipped; what it holds may be sent all the same") {
   worker each(model_of({2, 1}), {.threshold = 2, .momentum = 0.5});
   send(each, {{1, 1}, {4}});  // the second
@@ -419,22 +383,6 @@ struct mean_of_what_is_not_zero {
 
 }  // namespace
 
-TEST_CASE("worker: a frame holds the step, the sender and the layers at or above the threshold") {
-  const lamina::layout model = model_of({2, 3, 0, 1});
-  lamina::worker<float> worker(model, {.threshold = 2, .sender = 5});
-  auto step = worker.add(tensors<float>{{1, -3}, {1, 1, 2.5}, {}, {-7}});
-  CHECK(copy_of(step.values()) == std::vector<double>{2, 1.5, 0, 7});
-  const bytes frame = step.frame().to_bytes();
-  const auto view = lamina::decode<float>(frame, model);
-  CHECK(view.kind() == lamina::frame_kind::gradients);
-  CHECK(view.step() == 1);
-  CHECK(view.sender() == 5);
-  CHECK(same_bits(view.layer(0), std::vector<float>{1, -3}));  // at the threshold
-  CHECK(same_bits(view.layer(3), std::vector<float>{-7}));
-  CHECK(sent_of(step.sent()) == "1001");
-  CHECK(worker.threshold() == 2);
-}
-
 TEST_CASE("worker: a search whose step was let go undecided is made up for in the next") {
   lamina::worker<float> worker(model_of({1, 1}), {.drop_ratio = 0.5, .search_every = 100});
   (void)worker.add(tensors<float>{{1}, {2}});
@@ -442,15 +390,6 @@ TEST_CASE("worker: a search whose step was let go undecided is made up for in th
   CHECK(step.number() == 1);
   CHECK(sent_of(step.select()) == "01");
   CHECK(worker.threshold() == 4);
-}
-
-TEST_CASE("worker: the functor given decides") {
-  // Sums favour the large layer, means the small one.
-  const tensors<float> gradients = {{3}, {1, 1, 1, 1}};
-  lamina::worker<float> by_mean(model_of({1, 4}), {.threshold = 2});
-  lamina::worker<float, lamina::l1_norm> by_sum(model_of({1, 4}), {.threshold = 3.5});
-  CHECK(sent_of(by_mean.add(gradients).select()) == "10");
-  CHECK(sent_of(by_sum.add(gradients).select()) == "01");
 }
 
 TEST_CASE("worker: a threshold of -1 that was found is a threshold like any other") {
