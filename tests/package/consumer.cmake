@@ -17,7 +17,7 @@ if(NOT flags MATCHES "^ -std=(gnu|c)\\+\\+2[3b]$")
   message(FATAL_ERROR "The consumer is compiled with ${flags}:\n${command}")
 endif()
 
-if(WAY STREQUAL "FetchContent")  # package.find_package builds it, too
+if(NOT WAY STREQUAL "add_subdirectory")  # whose sources are those of FetchContent
   run("${CMAKE_COMMAND}" --build "${build}")
   run("${build}/consumer")
   expect_equal("what the consumer prints" "${output}" "lamina ${VERSION}: threshold 0.3\n")
