@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import torch.distributed as dist
 
 import lamina.torch
+import ranks
 
 # DDP's first bucket takes a megabyte whatever bucket_cap_mb says: these models would all be one bucket.
 dist._DEFAULT_FIRST_BUCKET_BYTES = 1
@@ -29,30 +30,24 @@ def batch(step, rank, size=8):
     return images, labels
 
 
-def train(ddp, steps, optimizer=None, first=1, hook_each=lambda ddp: None):
-    """The losses."""
-    optimizer = optimizer or torch.optim.SGD(ddp.parameters(), 0.05)
+def train(model, steps, optimizer=None, first=1, scheduler=None):
+    """The losses, under DDP or without."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.05)
     losses = []
     for step in range(first, first + steps):
         images, labels = batch(step, dist.get_rank())
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(ddp(images), labels)
+        loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
-        hook_each(ddp)
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
         losses.append(loss.item())
     return losses
 
 
 def train_local(model, optimizer, steps, first=1, scheduler=None):
-    """The same without DDP."""
-    for step in range(first, first + steps):
-        images, labels = batch(step, dist.get_rank())
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
+    return train(model, steps, optimizer, first, scheduler)
 
 
 def dropping(model, ddp_options=None, **options):
@@ -81,6 +76,29 @@ def backward(ddp, given):
     ddp.zero_grad()
     ddp(given).backward()
     return [parameter.grad.clone() for parameter in ddp.module.all if parameter.grad is not None]
+
+
+class Ledger:
+    """What a rank gave, layer by layer, and what arrived of it."""
+
+    def __init__(self, shapes):
+        self.given, self.arrived = ([torch.zeros(shape) for shape in shapes] for _ in range(2))
+
+    def add(self, given, arrived):
+        """Of a step; None is no gradient."""
+        for totals, those in ((self.given, given), (self.arrived, arrived)):
+            for total, each in zip(totals, those):
+                if each is not None:
+                    total += each
+
+    def lost(self, state):
+        """The share of what all ranks gave that neither arrived nor waits."""
+        lost = total = 0
+        for name, given, arrived in zip(state.names, self.given, self.arrived):
+            mean, waits = (sum(ranks.gathered(each)) / dist.get_world_size() for each in (given, state.residual(name)))
+            lost += (arrived + waits - mean).abs().sum().item()
+            total += mean.abs().sum().item()
+        return lost / total
 
 
 class Scaler:

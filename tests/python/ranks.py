@@ -59,6 +59,13 @@ def stop():
         _kept.pop().process.kill()
 
 
+def refused(*cases):
+    """Each is an error, what it says, and the call that raises it."""
+    for error, message, call in cases:
+        with pytest.raises(error, match=message):
+            call()
+
+
 def gathered(value):
     """On all ranks the list of what each has."""
     values = [None] * dist.get_world_size()

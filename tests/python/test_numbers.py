@@ -11,30 +11,34 @@ import ranks
 SHAPES = [(5000,), (300,), (64, 64)]
 
 
-@pytest.mark.parametrize("policy, bad, backend", [("propagate", float("inf"), "cpu"), ("skip", float("nan"), "cpu"),
-                                                  ("propagate", float("nan"), "torch"), ("skip", -float("inf"), "torch")])
+@pytest.mark.parametrize("policy, backend, bad, layer, overlap", [  # the first layer is in the last bucket
+    ("propagate", "cpu", float("inf"), 1, False), ("skip", "torch", -float("inf"), 1, False),
+    ("skip", "cpu", float("nan"), 2, True), ("propagate", "torch", float("nan"), 0, True)])
 @ranks.on(2)
-def test_a_batch_with_a_bad_gradient_is_skipped_by_all(policy, backend, bad):
-    rank = dist.get_rank()
-    model, twin = models.Weights(*SHAPES), models.Weights(*SHAPES)
-    ddp, state = models.dropping(model, nonfinite=policy, backend=backend, drop_ratio=0.6)
-    other, _ = models.dropping(twin, backend=backend, drop_ratio=0.6)
-    for step in (1, 2):
-        for each, of in ((ddp, model), (other, twin)):
-            models.backward(each, models.whole_numbers(SHAPES, step, rank))
-    before = state.state_dict()["memory"]
-    given = models.whole_numbers(SHAPES, 3, rank)
-    if rank == 1:
-        given[1][7] = bad
-    gradients = models.backward(ddp, given)
-    assert state.last.skipped and state.step == 2 and state.totals.skipped == 1
-    assert torch.equal(state.state_dict()["memory"], before)
-    for gradient in gradients:
-        assert torch.isnan(gradient).all() if policy == "propagate" else not gradient.any()
-    # The next step goes on as if the batch had not been.
-    given = models.whole_numbers(SHAPES, 4, rank)
-    assert all(torch.equal(*pair) for pair in zip(models.backward(ddp, given), models.backward(other, given)))
-    assert not state.last.skipped and state.step == 3
+def test_a_batch_with_a_bad_gradient_is_skipped_by_all(policy, backend, bad, layer, overlap):
+    """Of a batch with one bad number on one rank nothing is delivered, and nothing is left; with overlap what was finite stays in the
+    residuals."""
+    rank, ledger = dist.get_rank(), models.Ledger(SHAPES)
+    ddp, state = models.dropping(models.Weights(*SHAPES), {"bucket_cap_mb": 0.01}, nonfinite=policy, backend=backend, overlap=overlap,
+                                 drop_ratio=0.6)
+    for step in range(1, 6):
+        own = models.whole_numbers(SHAPES, step, rank)
+        if step == 3 and rank == 1:
+            own[layer].view(-1)[-1] = bad
+        before = state.state_dict()["memory"]
+        gradients = models.backward(ddp, own)
+        assert state.last.skipped == (step == 3)
+        if step != 3:
+            ledger.add(own, gradients)
+            continue
+        for gradient in gradients:
+            assert torch.isnan(gradient).all() if policy == "propagate" else not gradient.any()
+        if overlap:
+            ledger.add([each.masked_fill(~torch.isfinite(each), 0) for each in own], [])
+        else:
+            assert torch.equal(state.state_dict()["memory"], before)
+    assert ledger.lost(state) == 0
+    assert (state.step, state.totals.skipped) == (4, 1)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
@@ -58,31 +62,23 @@ def test_whatever_the_default_type_is(backend):
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 @ranks.on(2)
 def test_bad_elements_can_be_left_out(backend, overlap):
-    ddp, state = models.dropping(models.Weights(*SHAPES), nonfinite="leave_out", backend=backend, drop_ratio=0.0, overlap=overlap)
-    given = [torch.ones(shape) for shape in SHAPES]
-    if dist.get_rank() == 1:
-        given[1][7], given[2][0, 0] = float("nan"), float("inf")
-    gradients = models.backward(ddp, given)
-    assert not state.last.skipped and state.last.left_out_elements == 2 * dist.get_rank()
-    assert gradients[1][7] == 0.5 and gradients[2][0, 0] == 0.5 and gradients[1][8] == 1
-
-
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-@ranks.on(1)
-def test_an_element_left_out_moves_neither_velocity_nor_residual(backend):
-    ddp, state = models.dropping(models.Weights(*SHAPES), nonfinite="leave_out", backend=backend, drop_ratio=0.5, momentum=0.5)
-    # The first layer goes out in each step, the others wait.
-    of_good, of_bad = [1.0, 2.5, 4.25], [1.0, 1.0, 2.5]
+    """They move neither velocity nor residual."""
+    ddp, state = models.dropping(models.Weights(*SHAPES), nonfinite="leave_out", backend=backend, drop_ratio=0.5, momentum=0.5, overlap=overlap)
+    # The first layer goes out in each step, and with overlap all do in the first; then the others wait.
+    of_good, of_bad = ([0.0, 1.0, 2.5], [0.0, 0.0, 1.0]) if overlap else ([1.0, 2.5, 4.25], [1.0, 1.0, 2.5])
     for step, (good, bad) in enumerate(zip(of_good, of_bad)):
         given = [torch.full(SHAPES[0], 10.0), torch.ones(SHAPES[1]), torch.ones(SHAPES[2])]
-        if step == 1:
+        if step == 1 and dist.get_rank() == 1:
+            given[0][3] = float("nan")
             given[1][7] = float("inf")
-        models.backward(ddp, given)
+        first, *_ = models.backward(ddp, given)
         residual = state.residual("all.1")
-        assert (residual[8], residual[7]) == (good, bad)
+        assert (residual[8], residual[7]) == (good, bad if dist.get_rank() == 1 else good)
+        assert (first[2], first[3]) == (10.0, 5.0 if step == 1 else 10.0)
+    assert not state.last.skipped and state.last.left_out_elements == 2 * dist.get_rank()
 
 
-@pytest.mark.parametrize("with_scaler, backend, overlap", [(True, "cpu", False), (True, "torch", False), (True, "cpu", True), (False, "cpu", False)])
+@pytest.mark.parametrize("with_scaler, backend, overlap", [(True, "torch", False), (True, "cpu", True), (False, "cpu", False)])
 @ranks.on(2)
 def test_a_change_of_the_scale_does_not_change_what_waits(with_scaler, backend, overlap):
     rank, scaler = dist.get_rank(), models.Scaler()
@@ -123,19 +119,8 @@ def test_a_grad_scaler_backs_off_on_all_ranks():
     assert ranks.agree(models.bits(model))
 
 
-@pytest.mark.filterwarnings("ignore")
-@ranks.on(2)
-def test_a_disabled_scaler_is_none():
-    scaler = torch.cuda.amp.GradScaler(enabled=False)
-    model, plain = models.small(), models.small()
-    models.train(models.dropping(model, drop_ratio=0.8, scaler=scaler)[0], 4)
-    models.train(models.dropping(plain, drop_ratio=0.8)[0], 4)
-    assert models.bits(model) == models.bits(plain)
-
-
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
-@pytest.mark.parametrize("dtypes", [[torch.float16] * 3, [torch.bfloat16] * 3, [torch.float32, torch.bfloat16, torch.float32]],
-                         ids=["float16", "bfloat16", "mixed"])
+@pytest.mark.parametrize("dtypes", [[torch.float16] * 3, [torch.float32, torch.bfloat16, torch.float16]], ids=["float16", "mixed"])
 @ranks.on(2, sends_bfloat16=lambda dtypes, **_: torch.bfloat16 in dtypes)
 def test_half_width_gradients_lose_nothing(dtypes, backend):
     rank = dist.get_rank()
@@ -143,20 +128,15 @@ def test_half_width_gradients_lose_nothing(dtypes, backend):
     for parameter, dtype in zip(model.all, dtypes):
         parameter.data = parameter.data.to(dtype)
     ddp, state = models.dropping(model, backend=backend, drop_ratio=0.6)
-    returned, given_all = [torch.zeros(shape) for shape in SHAPES], [torch.zeros(shape) for shape in SHAPES]
+    ledger = models.Ledger(SHAPES)
     for step in range(1, 13):
         given = [each.clamp(-100, 100) for each in models.whole_numbers(SHAPES, step, rank, most=4)]
         ddp.zero_grad()
         sum((parameter.float() * each).sum() for parameter, each in zip(ddp.module.all, given))  # the graph is DDP's
         ddp(given).backward()
-        for layer, (parameter, each) in enumerate(zip(model.all, given)):
-            assert parameter.grad.dtype == dtypes[layer]
-            returned[layer] += parameter.grad.float()
-            given_all[layer] += each
-    for layer in range(len(SHAPES)):
-        waits = sum(ranks.gathered(state.residual(f"all.{layer}"))) / 2
-        mean = sum(ranks.gathered(given_all[layer])) / 2
-        assert torch.equal(returned[layer] + waits, mean)
+        assert [parameter.grad.dtype for parameter in model.all] == dtypes
+        ledger.add(given, [parameter.grad.float() for parameter in model.all])
+    assert ledger.lost(state) == 0
     assert state.last.dense_bytes == sum(shape.numel() * dtype.itemsize if hasattr(dtype, "itemsize") else
                                          shape.numel() * torch.empty(0, dtype=dtype).element_size()
                                          for shape, dtype in zip(map(torch.Size, SHAPES), dtypes))

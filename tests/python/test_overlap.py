@@ -60,15 +60,17 @@ MOMENTUM, BUDGET = {"drop_ratio": 0.8, "momentum": 0.5}, {"send_budget": 0.2, "a
 FRAGMENTS = {"drop_ratio": 0.6, "fragment_elements": 4096}
 
 
-@pytest.mark.parametrize("options, backend, overlap", [
-    ({"drop_ratio": 0.9}, "cpu", True), (FRAGMENTS, "torch", True), (MOMENTUM, "torch", True), (BUDGET, "cpu", True),
-    ({"drop_ratio": 0.9}, "torch", False), (FRAGMENTS, "cpu", False), (MOMENTUM, "cpu", False), (BUDGET, "torch", False)])
+@pytest.mark.parametrize("options, backend, overlap, ddp_options", [
+    ({"drop_ratio": 0.9}, "cpu", True, BUCKETS), (FRAGMENTS, "torch", True, BUCKETS), (MOMENTUM, "torch", True, {}), (BUDGET, "cpu", True, {}),
+    (FRAGMENTS, "cpu", False, BUCKETS), (MOMENTUM, "cpu", False, {}), (BUDGET, "torch", False, BUCKETS),
+    *(({**FRAGMENTS, "momentum": 0.5, "value": value}, "torch", False, {}) for value in ("l1_norm", "max_abs")),
+    *(({"drop_ratio": 0.8, "value": value}, "torch", False, BUCKETS) for value in ("l2_norm", "root_mean_square"))])
 @ranks.on(2)
-def test_every_gradient_is_that_of_the_workers(options, backend, overlap):
+def test_every_gradient_is_that_of_the_workers(options, backend, overlap, ddp_options):
     rank, world = dist.get_rank(), dist.get_world_size()
-    ddp, state = models.dropping(models.Weights(*SHAPES), BUCKETS, backend=backend, overlap=overlap, **options)
+    ddp, state = models.dropping(models.Weights(*SHAPES), ddp_options, backend=backend, overlap=overlap, **options)
     others, kept = Workers(world, overlap, **options), 0
-    for step in range(1, 21):
+    for step in range(1, 13):
         given = [models.whole_numbers(SHAPES, step, each) for each in range(world)]
         for one, other in zip(models.backward(ddp, given[rank]), others.step(given)):
             assert torch.equal(one.flatten(), other)
@@ -78,17 +80,7 @@ def test_every_gradient_is_that_of_the_workers(options, backend, overlap):
         kept += state.last.sent_fragments
         for layer, name in enumerate(state.names):
             assert torch.equal(state.residual(name).flatten(), torch.frombuffer(others.workers[rank].residual(layer), dtype=torch.float32))
-    assert 0 < kept < 20 * len(state.backend.fragments)
-
-
-@ranks.on(2)
-def test_the_choice_at_the_end_is_another():
-    given = [[models.whole_numbers(SHAPES, step, rank) for rank in range(2)] for step in range(1, 31)]
-    ddp, _ = models.dropping(models.Weights(*SHAPES), BUCKETS, drop_ratio=0.9)
-    others = Workers(2, True, drop_ratio=0.9)
-    alike = [all(torch.equal(one.flatten(), other) for one, other in zip(models.backward(ddp, own[dist.get_rank()]),
-                                                                        others.step(own))) for own in given]
-    assert not all(alike)
+    assert 0 < kept < 12 * len(state.backend.fragments)
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -115,62 +107,6 @@ def test_allreduces_start_before_the_last_bucket_is_there(overlap):
     first = next(index for index, event in enumerate(events) if event.startswith("gradients"))
     assert (first < events.index("last bucket")) == overlap
     assert events[first] == "gradients, " + ("async" if overlap else "waited for")
-
-
-@pytest.mark.parametrize("policy, backend, bad, layer", [  # the first layer is in the last bucket
-    ("propagate", "cpu", float("inf"), 0), ("skip", "cpu", float("nan"), 5), ("skip", "torch", float("inf"), 0),
-    ("propagate", "torch", float("nan"), 5)])
-@ranks.on(2)
-def test_a_batch_with_a_bad_gradient_is_skipped_by_all(policy, backend, bad, layer):
-    """Of a batch with one bad number on one rank nothing is delivered, and what was finite stays in the residuals."""
-    rank = dist.get_rank()
-    ddp, state = models.dropping(models.Weights(*SHAPES), BUCKETS, nonfinite=policy, backend=backend, overlap=True, drop_ratio=0.6)
-    given, returned = [torch.zeros(shape) for shape in SHAPES], [torch.zeros(shape) for shape in SHAPES]
-    for step in range(1, 6):
-        own = models.whole_numbers(SHAPES, step, rank)
-        is_bad = torch.zeros(())
-        if step == 3 and rank == 1:
-            own[layer].view(-1)[-1] = bad
-        gradients = models.backward(ddp, own)
-        if step == 3:
-            for gradient in gradients:
-                assert torch.isnan(gradient).all() if policy == "propagate" else not gradient.any()
-            assert state.last.skipped and state.totals.skipped == 1
-        for to, each in zip(given, own):
-            to += torch.where(torch.isfinite(each), each, is_bad)
-        if step != 3:
-            assert not state.last.skipped
-            for to, each in zip(returned, gradients):
-                to += each
-    for number in range(len(SHAPES)):
-        waits = sum(ranks.gathered(state.residual(f"all.{number}"))) / 2
-        assert torch.equal(returned[number] + waits, sum(ranks.gathered(given[number])) / 2)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@ranks.on(2)
-def test_an_interrupted_backward_loses_nothing(backend):
-    """A backward pass that ends between two buckets, on all ranks: nothing of it is delivered, what was added stays, and the next goes on."""
-    rank = dist.get_rank()
-    ddp, state = models.dropping(models.Weights(*SHAPES), BUCKETS, backend=backend, drop_ratio=0.0, overlap=True)
-    for step in (1, 2):
-        models.backward(ddp, models.whole_numbers(SHAPES, step, rank))
-    state._finish_overlapped = failing
-    third = models.whole_numbers(SHAPES, 3, rank)
-    with pytest.raises(RuntimeError, match="somebody pressed a key"):
-        models.backward(ddp, third)
-    # DDP's reducer wants a new DDP after an exception in a hook.
-    fresh = models.Weights(*SHAPES)
-    second, again = models.dropping(fresh, BUCKETS, backend=backend, drop_ratio=0.0, overlap=True)
-    again.load_state_dict(state.state_dict())
-    given = models.whole_numbers(SHAPES, 4, rank)
-    sums = [one + other for one, other in zip(third, given)]
-    expected = [sum(ranks.gathered(each)) / 2 for each in sums]
-    assert all(torch.equal(*pair) for pair in zip(models.backward(second, given), expected))
-
-
-def failing(buckets):
-    raise RuntimeError("somebody pressed a key")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -201,9 +137,10 @@ def test_a_rank_that_fails_before_its_first_bucket_is_not_a_step_behind(backend)
     assert torch.equal(*others)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("overlap", [False, True])
 @ranks.on(2)
-def test_when_a_collective_fails_a_layer_has_all_of_its_gradient_or_nothing(overlap):
+def test_when_a_collective_fails_a_layer_has_all_of_its_gradient_or_nothing(overlap, backend):
     given = models.whole_numbers(SHAPES, 4, dist.get_rank())
     calls, all_reduce = [], dist.all_reduce
 
@@ -216,7 +153,7 @@ def test_when_a_collective_fails_a_layer_has_all_of_its_gradient_or_nothing(over
     def begun():
         """With overlap the first step has one bucket and sends everything."""
         counted.fails_at = 0
-        ddp, state = models.dropping(models.Weights(*SHAPES), BUCKETS, drop_ratio=0.3, overlap=overlap)
+        ddp, state = models.dropping(models.Weights(*SHAPES), BUCKETS, drop_ratio=0.3, overlap=overlap, backend=backend)
         if overlap:
             models.backward(ddp, given)
             ddp.zero_grad()
@@ -226,8 +163,8 @@ def test_when_a_collective_fails_a_layer_has_all_of_its_gradient_or_nothing(over
     with mock.patch.object(dist, "all_reduce", counted):
         ddp, _ = begun()
         ddp(given).backward()
-        collectives = len(calls)
-        assert collectives > 4 if overlap else collectives == 3  # do the ranks agree, some buckets, is all finite, values
+        collectives, least = len(calls), {"cpu": 3, "torch": 2}[backend]  # values, is all finite, what is sent
+        assert collectives > least + 1 if overlap else collectives == least  # do the ranks agree, and some buckets
         for fails_at in range(1, collectives + 1):
             ddp, state = begun()
             counted.fails_at = fails_at
@@ -236,15 +173,17 @@ def test_when_a_collective_fails_a_layer_has_all_of_its_gradient_or_nothing(over
             # What was added stays; nothing was delivered.
             for layer, each in enumerate(given):
                 waits = state.residual(f"all.{layer}")
-                assert torch.equal(waits, each) or not waits.any() and (overlap or fails_at == 1)
-            state.state_dict()
+                assert torch.equal(waits, each) or not waits.any() and (overlap or backend == "cpu" and fails_at == 1)
+            is_done = overlap and backend == "cpu" and fails_at == collectives  # what fails are the values of the next step
+            assert state.state_dict()["step"] == overlap + is_done
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @ranks.on(2)
-def test_a_state_saved_in_the_middle_of_a_backward_pass_says_so():
+def test_a_state_saved_in_the_middle_of_a_backward_pass_says_so(backend):
     """state_dict() between two buckets gives the step up, and says so when the next bucket comes."""
     model = models.Weights(*SHAPES)
-    ddp, state = models.dropping(model, BUCKETS, drop_ratio=0.0, overlap=True)
+    ddp, state = models.dropping(model, BUCKETS, drop_ratio=0.0, overlap=True, backend=backend)
     for step in (1, 2):
         models.backward(ddp, models.whole_numbers(SHAPES, step, dist.get_rank()))
     model.all[1].register_hook(lambda gradient: state.state_dict() and None)
@@ -255,24 +194,23 @@ def test_a_state_saved_in_the_middle_of_a_backward_pass_says_so():
     for layer, each in enumerate(whole):
         waits = state.residual(f"all.{layer}")
         assert torch.equal(waits, each) or not waits.any()
+    assert state.state_dict()["step"] == 2
 
 
 @ranks.on(2)
 def test_what_does_not_go_together_is_refused_by_name():
     _, _, state = test_state.weights({"drop_ratio": 0.8}, 2)
     _, _, ahead = test_state.weights({"drop_ratio": 0.8, "overlap": True}, 2)
-    for error, text, call in [
-            (ValueError, "overlap=True needs every parameter in every step.*find_unused_parameters=True",
-             lambda: models.dropping(models.small(), {"find_unused_parameters": True}, overlap=True)),
-            (ValueError, "static_graph=True", lambda: models.dropping(models.small(), {"static_graph": True}, overlap=True)),
-            (TypeError, "overlap=True needs the DDP object itself.*got Weights",
-             lambda: lamina.torch.LayerDropping(overlap=True).bind(models.Weights(*SHAPES))),
-            (ValueError, "overlap was False and is True", lambda: ahead.load_state_dict(state.state_dict())),
-            (ValueError, "overlap was True and is False", lambda: state.load_state_dict(ahead.state_dict())),
-            (RuntimeError, "overlap is False on rank 0 and True on rank 1",
-             lambda: models.dropping(models.small(), overlap=dist.get_rank() == 1))]:
-        with pytest.raises(error, match=text):
-            call()
+    ranks.refused(
+        (ValueError, "overlap=True needs every parameter in every step.*find_unused_parameters=True",
+         lambda: models.dropping(models.small(), {"find_unused_parameters": True}, overlap=True)),
+        (ValueError, "static_graph=True", lambda: models.dropping(models.small(), {"static_graph": True}, overlap=True)),
+        (TypeError, "overlap=True needs the DDP object itself.*got Weights",
+         lambda: lamina.torch.LayerDropping(overlap=True).bind(models.Weights(*SHAPES))),
+        (ValueError, "overlap was False and is True", lambda: ahead.load_state_dict(state.state_dict())),
+        (ValueError, "overlap was True and is False", lambda: state.load_state_dict(ahead.state_dict())),
+        (RuntimeError, "overlap is False on rank 0 and True on rank 1",
+         lambda: models.dropping(models.small(), overlap=dist.get_rank() == 1)))
 
 
 @pytest.mark.parametrize("kind", [CpuBackend, TorchBackend])
