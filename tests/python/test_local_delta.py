@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import lamina
+import ranks
 
 
 def drifting(payload="as_is", **options):
@@ -16,8 +17,9 @@ def drifting(payload="as_is", **options):
     return worker, x, y
 
 
-@pytest.mark.parametrize("payload", ["as_is", "float16", "bfloat16", "int8", "int4", "ternary"])
-@pytest.mark.parametrize("value", ["mean_abs", "root_mean_square", "l2_norm"])
+@pytest.mark.parametrize("payload, value", [
+    ("as_is", "mean_abs"), ("float16", "root_mean_square"), ("bfloat16", "l2_norm"), ("int8", "mean_abs"), ("int4", "root_mean_square"),
+    ("ternary", "l2_norm")])
 def test_frames_say_what_is_packed(payload, value):
     worker, x, y = drifting(payload, drop_ratio=0.3, value=value)
     worker.observe_all(x, y)
@@ -67,7 +69,7 @@ def test_one_that_joins_or_loses_a_step_holds_the_same_fragments():
 
 def test_what_does_not_fit_is_named():
     worker, x, y = drifting()
-    refused = [
+    ranks.refused(
         (ValueError, "value must be one of mean_abs, root_mean_square, l2_norm", lambda: drifting(value="max_abs")),
         (ValueError, "payload must be one of", lambda: drifting("int5")),
         (ValueError, "send_budget", lambda: drifting(send_budget=2)),
@@ -80,11 +82,7 @@ def test_what_does_not_fit_is_named():
         (lamina.DecodeError, "saved local delta", lambda: worker.load(b"xxx")),
         (ValueError, "outer rate", lambda: lamina.OuterOptimizer(worker.fragments, rate=0)),
         (ValueError, "outer momentum", lambda: lamina.OuterOptimizer(worker.fragments, momentum=1)),
-        (ValueError, "kind must be one of gradients, updates", lambda: lamina.Server(worker.fragments, kind="parameters")),
-    ]
-    for error, message, call in refused:
-        with pytest.raises(error, match=message.replace("(", r"\(")):
-            call()
+        (ValueError, "kind must be one of gradients, updates", lambda: lamina.Server(worker.fragments, kind="parameters")))
     y[1][3] = np.nan
     with pytest.raises(ValueError, match="'b'.*not finite"):
         worker.observe_all(x, y)

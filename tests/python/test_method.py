@@ -3,7 +3,7 @@
 
 import importlib.util
 import pathlib
-import shutil
+import re
 import subprocess
 import sys
 
@@ -22,7 +22,7 @@ def bits(array):
     return np.asarray(array).tobytes()
 
 
-@pytest.mark.parametrize("drop_ratio", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("drop_ratio", [0.5, 0.95])
 def test_three_workers_and_a_server_are_those_of_the_library(drop_ratio):
     sizes, workers, draw = [*method.SIZES, 1, 65, 300_000], 3, np.random.default_rng(1)
     layout = lamina.Layout({f"layer {l}": (n,) for l, n in enumerate(sizes)})
@@ -70,12 +70,8 @@ def test_three_workers_and_a_server_are_those_of_the_library(drop_ratio):
     assert 0 < dropped < 8 * workers * len(sizes)
 
 
-def test_the_quickstart_prints_what_the_method_prints(tmp_path):
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("there is no C++ compiler")
-    program = tmp_path / "quickstart"
-    subprocess.run([compiler, "-std=c++20", "-O0", f"-I{ROOT / 'include'}", str(ROOT / "examples/quickstart/quickstart.cpp"), "-o", str(program)],
-                   check=True)
-    printed = subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout
-    assert printed == subprocess.run([sys.executable, str(ROOT / "examples/method.py")], check=True, capture_output=True, text=True).stdout
+def test_it_prints_what_the_quickstart_prints():
+    """Whose end examples.quickstart compares with the same text."""
+    end = re.search(r'LAMINA_QUICKSTART_OUTPUT\s*"([^"]*)"', (ROOT / "tests/CMakeLists.txt").read_text())[1].replace("\\n", "\n")
+    printed = subprocess.run([sys.executable, str(ROOT / "examples/method.py")], check=True, capture_output=True, text=True).stdout
+    assert len(end) > 100 and re.search(end, printed)
