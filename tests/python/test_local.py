@@ -24,7 +24,6 @@ from models import train_local as train
 import ranks
 
 SHAPES = [(70, 100), (3,), (33, 4)]
-PAYLOADS = ["as_is", "float16", "bfloat16", "int8", "int4", "ternary"]
 
 
 def wrapped_small(seed=0, optimizer=torch.optim.AdamW, rate=0.01, **options):
@@ -75,7 +74,7 @@ def owners_rounding(optimizer):
     return torch.split(rounding, optimizer.backend.layout.sizes)
 
 
-@pytest.mark.parametrize("delay, payload", [*((2, payload) for payload in PAYLOADS), (0, "as_is"), (0, "ternary"), (5, "as_is")])
+@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (0, "int8"), (1, "float16"), (2, "int4"), (2, "ternary"), (5, "bfloat16")])
 @ranks.on(2)
 def test_nothing_is_lost(payload, delay):
     """L2."""
@@ -128,14 +127,13 @@ def test_nothing_is_lost(payload, delay):
         optimizer.exchange()
 
 
-@pytest.mark.parametrize("payload", ["as_is", "float16"])
 @ranks.on(2)
-def test_everything_averaged_is_dense_sgd(payload):
+def test_everything_averaged_is_dense_sgd():
     """L3; and nobody differs."""
     model, dense = models.Weights(*SHAPES), models.Weights(*SHAPES)
-    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.125), drop_ratio=0, payload=payload)
+    optimizer = LocalUpdates(torch.optim.SGD(model.parameters(), 0.125), drop_ratio=0, payload="float16")
     plain = torch.optim.SGD(dense.parameters(), 0.125)
-    for step in range(1, 9):
+    for step in range(1, 5):
         take(model, optimizer, models.whole_numbers(SHAPES, step, dist.get_rank()))
         for parameter, *each in zip(dense.parameters(), *(models.whole_numbers(SHAPES, step, rank) for rank in range(2))):
             parameter.grad = sum(each) / 2
@@ -173,16 +171,15 @@ def one_server(payload, delay):
     assert len(seen) > 3 and len(set(ranks.gathered(models.bits(model)))) == world  # each has its own local delta
 
 
-@pytest.mark.parametrize("world, delay, payloads", [
-    (1, 0, ["as_is", "int4"]), (3, 0, PAYLOADS), (3, 1, ["float16", "int8"]), (4, 5, ["as_is", "ternary"])])
+@pytest.mark.parametrize("world, delay, payloads", [(3, 0, ["as_is", "bfloat16", "ternary"]), (3, 1, ["float16", "int8"]), (4, 5, ["int4"])])
 def test_owners_make_what_one_server_would(world, delay, payloads):
     for payload in payloads:
         ranks.run(world, one_server, payload, delay)
 
 
-@pytest.mark.parametrize("world, payload", [(2, "as_is"), (4, "int4")])
-@ranks.on()
-def test_a_rank_sends_and_receives_its_payload_about_twice_whatever_their_number(world, payload):
+@ranks.on(3)
+def test_a_rank_sends_and_receives_its_payload_about_twice():
+    world, payload = 3, "int4"
     model, optimizer = wrapped_weights((256, 256), (4096,), drop_ratio=0, payload=payload)
     moved, kept = [], dist.all_to_all_single
 
@@ -199,10 +196,8 @@ def test_a_rank_sends_and_receives_its_payload_about_twice_whatever_their_number
     assert optimizer.last.sent_bytes == sum(of_shard) + 8 * (2 + 5)
 
 
-@pytest.mark.parametrize("delay, expected", [(0, (0, 0)), (1, (0, 1)), (2, (1, 1)), (5, (2, 3))])
 @ranks.on(2)
-def test_half_the_delay_is_for_each_way(delay, expected):
-    model, optimizer = wrapped_weights((64,), drop_ratio=0, delay=delay)
+def test_half_the_delay_is_for_each_way():
     waited, kept, step = [], dist.all_to_all_single, 0
 
     class Work:
@@ -212,13 +207,16 @@ def test_half_the_delay_is_for_each_way(delay, expected):
         def wait(self):
             waited.append(step - self.began)
             self.work.wait()
-    with mock.patch.object(dist, "all_to_all_single", lambda *arguments, **options: Work(kept(*arguments, **options))):
-        for step in range(1, 2 * delay + 4):
-            take(model, optimizer, [torch.ones(64)])
-    assert tuple(waited[:2]) == expected and len(waited) > 2
+    for delay, expected in ((0, [0, 0]), (1, [0, 1]), (2, [1, 1]), (5, [2, 3])):
+        model, optimizer = wrapped_weights((64,), drop_ratio=0, delay=delay)
+        waited.clear()
+        with mock.patch.object(dist, "all_to_all_single", lambda *arguments, **options: Work(kept(*arguments, **options))):
+            for step in range(1, 2 * delay + 4):
+                take(model, optimizer, [torch.ones(64)])
+        assert waited[:2] == expected and len(waited) > 2
 
 
-@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (2, "as_is"), (2, "bfloat16")])
+@pytest.mark.parametrize("delay, payload", [(0, "as_is"), (2, "bfloat16")])
 @ranks.on(1)
 def test_one_rank_trains_as_if_alone(delay, payload):
     """L5."""
@@ -253,27 +251,26 @@ def test_when_something_arrives_changes_nothing():
 # --- as an optimizer ---
 
 @pytest.mark.parametrize("delay, payload, backend", [
-    (0, "as_is", "cpu"), (1, "int8", "torch"), (2, "ternary", "cpu"), (5, "int4", "cpu"), (5, "bfloat16", "torch")])
+    (0, "as_is", "cpu"), (1, "int8", "torch"), (2, "ternary", "cpu"), (5, "bfloat16", "torch")])
 @ranks.on(2)
 def test_saved_and_resumed_is_the_run_that_was_not_stopped(delay, payload, backend):
-    """L6."""
+    """L6; and whatever module was loaded before, each rank has its own parameters again."""
     def fresh():
         model, optimizer = wrapped_small(delay=delay, payload=payload, backend=backend, outer_rate=0.7, outer_momentum=0.9)
         return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 
     whole = fresh()
-    train(*whole[:2], 7, scheduler=whole[2])
+    train(*whole[:2], 6, scheduler=whole[2])
     file = io.BytesIO()
-    torch.save([each.state_dict() for each in whole], file)
-    train(*whole[:2], 7, 8, whole[2])
+    torch.save([ranks.gathered(whole[0].state_dict())[0], *(each.state_dict() for each in whole[1:])], file)
+    train(*whole[:2], 6, 7, whole[2])
     file.seek(0)
     again = fresh()
     train(*again[:2], 2, 30)  # of which nothing may be left
     for each, saved in zip(again, torch.load(file)):
         each.load_state_dict(saved)
-    assert again[1].backend.step == 7 and len(again[1].backend.under_way) == delay
-    assert again[1].totals.steps == 7
-    train(*again[:2], 7, 8, again[2])
+    assert again[1].backend.step == again[1].totals.steps == 6 and len(again[1].backend.under_way) == delay
+    train(*again[:2], 6, 7, again[2])
     assert models.bits(whole[0]) == models.bits(again[0])
     assert shared_bits(whole[1]) == shared_bits(again[1])
     assert whole[1].totals == again[1].totals and whole[1].last == again[1].last
@@ -296,27 +293,26 @@ def test_whatever_the_default_type_is():
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("name, options", [("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}), ("AdamW", {"lr": 0.01}),
-                                           ("Adagrad", {"lr": 0.03})])
+@pytest.mark.parametrize("name, options", [("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}), ("AdamW", {"lr": 0.01})])
 @ranks.on(2)
 def test_any_optimizer_with_a_closure_clipping_and_a_schedule(name, options):
     model = models.small()
     optimizer = LocalUpdates(getattr(torch.optim, name)(model.parameters(), **options), send_budget=0.3, fragment_elements=4096)
     assert (optimizer._payload, optimizer._error_feedback) == (("as_is", False) if name == "SGD" else ("ternary", True))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
     losses = []
-    for step in range(1, 31):
+    for step in range(1, 7):
         def closure():
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(model, step % 3)  # so few that it learns them by heart
+            loss = loss_of(model, 1)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             return loss
         losses.append(optimizer.step(closure).item())
         scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(options["lr"] / 64)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(options["lr"] / 8)
     assert optimizer.param_groups is optimizer.optimizer.param_groups and optimizer.state is optimizer.optimizer.state
-    assert agree(optimizer) and sum(losses[-5:]) < 0.8 * sum(losses[:5]), losses
+    assert agree(optimizer) and losses[-1] < losses[0], losses
 
 
 @ranks.on(2)
@@ -384,9 +380,10 @@ def test_evaluation_swaps_in_what_all_share():
     train(model, optimizer, 1, 7)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @ranks.on(2)
-def test_the_model_to_keep_is_the_shared_one():
-    model, optimizer = wrapped_small()
+def test_the_model_to_keep_is_the_shared_one(backend):
+    model, optimizer = wrapped_small(backend=backend)
     train(model, optimizer, 4)
     own = models.bits(model)
     with optimizer.evaluation_parameters(model):
@@ -396,9 +393,12 @@ def test_the_model_to_keep_is_the_shared_one():
         assert shared.keys() == within.keys() and all(torch.equal(value, within[name]) for name, value in shared.items())
     assert not torch.equal(trap["0.weight"], within["0.weight"]) and models.bits(model) == own
     last = optimizer.shared_state_dict(model, average=True)
+    if backend == "torch":  # where a parameter that was put elsewhere is taken into the flat tensor again
+        model[0].weight.data = model[0].weight.detach().clone()
     optimizer.finish()
     assert all(torch.equal(last[name], parameter) for name, parameter in model.named_parameters())
     assert not torch.equal(last["0.weight"], within["0.weight"])
+    train(model, optimizer, 1, 5)
 
 
 @pytest.mark.parametrize("how, backend", [("DDP", "cpu"), ("one data set", "torch"), ("once", "cpu"), ("each its own", "torch")])
@@ -407,7 +407,7 @@ def test_a_model_under_ddp_is_told_of(how, backend):
     records = models.recorded()
     model, optimizer = wrapped_small(payload="int8", backend=backend)
     net = DDP(model) if how == "DDP" else model
-    for step in range(1, 7):
+    for step in range(1, 5):
         optimizer.zero_grad()
         images, labels = models.batch(step, 0 if how == "one data set" or (how == "once" and step == 1) else dist.get_rank())
         nn.functional.cross_entropy(net(images), labels).backward()
@@ -433,7 +433,7 @@ def test_ranks_that_make_different_calls_all_say_so(delay, of_rank_0, of_rank_1)
     optimizer.state_dict()
 
 
-@pytest.mark.parametrize("delay, backend", [(0, "cpu"), (2, "cpu"), (0, "torch")])
+@pytest.mark.parametrize("delay, backend", [(2, "cpu"), (0, "torch")])
 @ranks.on(2)
 def test_a_rank_with_fewer_batches_joins(delay, backend):
     rank = dist.get_rank()
@@ -457,67 +457,39 @@ def test_a_rank_with_fewer_batches_joins(delay, backend):
 
 # --- what is refused ---
 
+@pytest.mark.parametrize("backend, delay, payload", [("cpu", 0, "as_is"), ("cpu", 3, "as_is"), ("torch", 0, "as_is"), ("torch", 0, "int8")])
 @ranks.on(2)
-def test_parameters_that_are_not_finite_raise_on_all_ranks():
-    rank = dist.get_rank()
-    model, optimizer = wrapped_small(optimizer=torch.optim.SGD, rate=0.05, delay=2)
-    train(model, optimizer, 3)
-    before, own = shared_bits(optimizer), copy.deepcopy(model.state_dict())
-    loss_of(model, 4).backward()
-    if rank == 1:
-        with torch.no_grad():
-            model[3].weight[0, 0, 0, 0] = torch.nan
-    error, message = ((ValueError, "group 0, parameter 4.*not finite") if rank == 1
-                      else (RuntimeError, "the parameters of rank 1 are not finite; nothing was averaged"))
-    with pytest.raises(error, match=message):
-        optimizer.exchange()
-    # But for what was under way before: step 2 has arrived, and step 3 stays under way.
-    assert ranks.agree(shared_bits(optimizer)) and shared_bits(optimizer) != before
-    assert [each["step"] for each in optimizer.state_dict()["local_updates"]["under_way"]] == [3] and optimizer.backend.core.steps_under_way == 1
-    for call in (optimizer.finish, lambda: optimizer.evaluation_parameters(average=True).__enter__()):
-        with pytest.raises(error, match=message):
-            call()
-        assert agree(optimizer) and not optimizer._evaluates
-    if rank == 1:
-        model.load_state_dict(own)
-    for step in range(5, 9):
-        train(model, optimizer, 1, step)
-        assert agree(optimizer)
-
-
-@pytest.mark.parametrize("delay", [0, 2, 3])
-@ranks.on(2)
-def test_a_sum_that_is_not_finite_raises_on_all_ranks(delay):
-    model, optimizer = wrapped_weights((1,), (128,), drop_ratio=0, delay=delay, outer_momentum=0.5)
+def test_a_sum_that_is_not_finite_raises_on_all_ranks(backend, delay, payload):
+    """With torch's operators in the next exchange."""
+    model, optimizer = wrapped_weights((1,), (128,), drop_ratio=0, delay=delay, outer_momentum=0.5, backend=backend, payload=payload)
     large = torch.zeros(128)
     large[100] = 3e38  # which two have, in the fragment of rank 1
 
     def step(gradient):
         take(model, optimizer, [torch.zeros(1), gradient])
-    if delay == 0:
-        with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1 of the group"):
-            step(large)
-    else:
+    is_told_at_once = (backend, delay) == ("cpu", 0)
+    if not is_told_at_once:
         step(large)
+    if delay:
         own = model.all[1].detach().clone()
-        again = copy.deepcopy(optimizer.state_dict()) if delay == 3 else None
+        again = copy.deepcopy(optimizer.state_dict())  # with the answer that says so
         step(torch.zeros(128))
-        if again:  # saved with the answer that says so
-            model.all[1].data.copy_(own)
-            optimizer.load_state_dict(again)
+        model.all[1].data.copy_(own)
+        optimizer.load_state_dict(again)
+        for _ in range(delay - 1):
             step(torch.zeros(128))
-        for _ in range(delay - 2):
-            step(torch.zeros(128))
-        with pytest.raises(OverflowError, match="what step 1 sent is not finite, on rank 1 of the group"):
-            step(torch.zeros(128))
-    assert not optimizer.backend.owned.momentum.any() and not any(each.any() for each in optimizer.backend.shared)
+    message = "what step 1 sent is not finite, on rank 1 of the group" if backend == "cpu" else "the sum of what was sent up to step 1 is not finite"
+    with pytest.raises(OverflowError, match=message):
+        step(large if is_told_at_once else torch.zeros(128))
+    momentum, shared = (optimizer.backend.owned if backend == "cpu" else optimizer.backend).momentum, optimizer.backend.shared_layers()
+    assert not momentum.any() and not any(each.any() for each in shared)
     assert torch.equal(model.all[1].detach(), -large) and not optimizer.backend.under_way
     with torch.no_grad():
         model.all[1][100] = 1.0
     optimizer.zero_grad()
     for _ in range(delay + 1):
         optimizer.exchange()
-    assert agree(optimizer) and optimizer.backend.shared[1][100] == 1.5  # with half of it by the momentum
+    assert agree(optimizer) and optimizer.backend.shared_layers()[1][100] == 1.5  # with half of it by the momentum
 
 
 @ranks.on(2)
@@ -543,50 +515,36 @@ def test_what_is_refused_and_named():
     memory = torch.zeros(100)
     first, second, behind = nn.Parameter(memory[:60]), nn.Parameter(memory[50:]), nn.Parameter(memory[60:])
     LocalUpdates(torch.optim.SGD([first, behind], 0.1))
-    for error, message, call in [
-            (TypeError, "wraps a torch.optim.Optimizer, got Linear", lambda: LocalUpdates(model)),
-            (TypeError, "wraps a torch.optim.Optimizer, got LocalUpdates", lambda: LocalUpdates(made())),
-            (TypeError, "ZeroRedundancyOptimizer sends parameters to the other ranks itself.*give LocalUpdates the optimizer that it wraps",
-             lambda: LocalUpdates(ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))),
-            (TypeError, "PostLocalSGDOptimizer sends parameters",
-             lambda: LocalUpdates(PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), 0.1), PeriodicModelAverager(2)))),
-            (TypeError, r"TwoModes has train\(\) and eval\(\)", lambda: LocalUpdates(TwoModes(model.parameters(), 0.1))),
-            (RuntimeError, "the optimizer has 3 parameters, and had 2 when it was wrapped; wrap it after add_param_group", grown),
-            (TypeError, "group 0, parameter 0 is torch.float64, LocalUpdates takes float32",
-             lambda: LocalUpdates(torch.optim.SGD(half.parameters(), 0.1))),
-            (TypeError, "group 0, parameter 0 has gaps", lambda: LocalUpdates(torch.optim.SGD([gaps], 0.1))),
-            (TypeError, "group 0, parameter 0 and group 1, parameter 0 share memory",
-             lambda: LocalUpdates(torch.optim.SGD([{"params": [second]}, {"params": [first]}], 0.1))),
-            (ValueError, "has no parameters", lambda: LocalUpdates(torch.optim.SGD([nn.Parameter(torch.empty(0))], 0.1))),
-            (ValueError, r"delay must be a whole number in \[0, 64\], got 65", lambda: made(delay=65)),
-            (ValueError, "delay must be", lambda: made(delay=1.5)),
-            (ValueError, "log_every", lambda: made(log_every=-1)),
-            (ValueError, "momentum: a local delta has none", lambda: made(momentum=0.9)),
-            (ValueError, "outer momentum", lambda: made(outer_momentum=1)),
-            (ValueError, "outer rate", lambda: made(outer_rate=0)),
-            (ValueError, "send_budget must be a share in", lambda: made(send_budget=0.0)),
-            (ValueError, "LocalUpdates: send_budget stands in place of drop_ratio", lambda: made(send_budget=0.5, drop_ratio=0.5)),
-            (ValueError, "payload must be one of", lambda: made(payload="int5")),
-            (ValueError, "value must be one of", lambda: made(value="max_abs")),
-            (TypeError, "LocalUpdates has no option 'drop'", lambda: made(drop=0.5)),
-            (RuntimeError, "LocalUpdates: delay is 0 on rank 0 and 1 on rank 1", lambda: made(delay=rank)),
-            (RuntimeError, "outer_rate is 1.0 on rank 0 and 2.0 on rank 1", lambda: made(outer_rate=1.0 + rank)),
-            (RuntimeError, "add_param_group", lambda: made().add_param_group({"params": []})),
-            (TypeError, "cannot be pickled or copied", lambda: copy.deepcopy(made()))]:
-        with pytest.raises(error, match=message):
-            call()
-
-    optimizer = made(drop_ratio=0.5)
-    before = copy.deepcopy(model.state_dict()), optimizer.state_dict()
-
-    # One rank alone goes back: all see it, and none chooses anything.
-    model(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    if rank == 0:
-        for each, saved in zip((model, optimizer), before):
-            each.load_state_dict(saved)
-    with pytest.raises(RuntimeError, match="the ranks have parted: step is 1 on rank 0 and 2 on rank 1"):
-        optimizer.step()
+    ranks.refused(
+        (TypeError, "wraps a torch.optim.Optimizer, got Linear", lambda: LocalUpdates(model)),
+        (TypeError, "wraps a torch.optim.Optimizer, got LocalUpdates", lambda: LocalUpdates(made())),
+        (TypeError, "ZeroRedundancyOptimizer sends parameters to the other ranks itself.*give LocalUpdates the optimizer that it wraps",
+         lambda: LocalUpdates(ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))),
+        (TypeError, "PostLocalSGDOptimizer sends parameters",
+         lambda: LocalUpdates(PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), 0.1), PeriodicModelAverager(2)))),
+        (TypeError, r"TwoModes has train\(\) and eval\(\)", lambda: LocalUpdates(TwoModes(model.parameters(), 0.1))),
+        (RuntimeError, "the optimizer has 3 parameters, and had 2 when it was wrapped; wrap it after add_param_group", grown),
+        (TypeError, "group 0, parameter 0 is torch.float64, LocalUpdates takes float32",
+         lambda: LocalUpdates(torch.optim.SGD(half.parameters(), 0.1))),
+        (TypeError, "group 0, parameter 0 has gaps", lambda: LocalUpdates(torch.optim.SGD([gaps], 0.1))),
+        (TypeError, "group 0, parameter 0 and group 1, parameter 0 share memory",
+         lambda: LocalUpdates(torch.optim.SGD([{"params": [second]}, {"params": [first]}], 0.1))),
+        (ValueError, "has no parameters", lambda: LocalUpdates(torch.optim.SGD([nn.Parameter(torch.empty(0))], 0.1))),
+        (ValueError, r"delay must be a whole number in \[0, 64\], got 65", lambda: made(delay=65)),
+        (ValueError, "delay must be", lambda: made(delay=1.5)),
+        (ValueError, "log_every", lambda: made(log_every=-1)),
+        (ValueError, "momentum: a local delta has none", lambda: made(momentum=0.9)),
+        (ValueError, "outer momentum", lambda: made(outer_momentum=1)),
+        (ValueError, "outer rate", lambda: made(outer_rate=0)),
+        (ValueError, "send_budget must be a share in", lambda: made(send_budget=0.0)),
+        (ValueError, "LocalUpdates: send_budget stands in place of drop_ratio", lambda: made(send_budget=0.5, drop_ratio=0.5)),
+        (ValueError, "payload must be one of", lambda: made(payload="int5")),
+        (ValueError, "value must be one of", lambda: made(value="max_abs")),
+        (TypeError, "LocalUpdates has no option 'drop'", lambda: made(drop=0.5)),
+        (RuntimeError, "LocalUpdates: delay is 0 on rank 0 and 1 on rank 1", lambda: made(delay=rank)),
+        (RuntimeError, "outer_rate is 1.0 on rank 0 and 2.0 on rank 1", lambda: made(outer_rate=1.0 + rank)),
+        (RuntimeError, "add_param_group", lambda: made().add_param_group({"params": []})),
+        (TypeError, "cannot be pickled or copied", lambda: copy.deepcopy(made())))
 
 
 @ranks.on(2)
@@ -692,69 +650,8 @@ def test_a_damaged_state_changes_nothing():
 
 
 @ranks.on(2)
-def test_a_state_has_the_parameters_of_its_rank():
-    """Whatever module was loaded before, each rank has its own parameters again."""
-    model, optimizer = wrapped_small(**TO_MERGE)
-    train(model, optimizer, 4)
-    saved, of_rank_0 = copy.deepcopy(optimizer.state_dict()), ranks.gathered(model.state_dict())[0]
-    again, resumed = wrapped_small(**TO_MERGE)
-    again.load_state_dict(of_rank_0)
-    resumed.load_state_dict(saved)
-    for each in ((model, optimizer), (again, resumed)):
-        train(*each, 3, 5)
-    assert models.bits(model) == models.bits(again) and shared_bits(optimizer) == shared_bits(resumed)
-
-
-# --- another number of ranks ---
-
-TO_MERGE = {"payload": "ternary", "delay": 2, "outer_momentum": 0.5}
-
-
-def averaged(model, optimizer):
-    """What finish() would leave: all that all ranks have done."""
-    with optimizer.evaluation_parameters(average=True):
-        return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def outer_momentum_of(optimizer):
-    return lamina.torch._owned.joined_shards(ranks.gathered(optimizer.backend.owned.momentum), optimizer.backend.fragments.sizes)
-
-
-def save_all(directory):
-    model, optimizer = wrapped_small(**TO_MERGE)
-    train(model, optimizer, 7)
-    torch.save(optimizer.state_dict(), f"{directory}/{dist.get_rank()}")
-    whole = {"shared": shared_bits(optimizer), "average": averaged(model, optimizer), "momentum": outer_momentum_of(optimizer)}
-    if dist.get_rank() == 0:
-        torch.save(whole, f"{directory}/whole")
-
-
-def load_merged(directory, saved_ranks):
-    states, whole = [torch.load(f"{directory}/{rank}") for rank in range(saved_ranks)], torch.load(f"{directory}/whole")
-    model, optimizer = wrapped_small(**TO_MERGE)
-    with pytest.raises(ValueError, match=f"world_size is {dist.get_world_size()} here and {saved_ranks} in the saved state; give all saved"):
-        optimizer.load_state_dict(states[0])
-    optimizer.load_state_dict(lamina.torch.merge_states(states, dist.get_world_size()))
-    assert shared_bits(optimizer) == whole["shared"] and optimizer.backend.step == 7 and not optimizer.backend.under_way
-    assert whole["momentum"].any() and torch.equal(outer_momentum_of(optimizer), whole["momentum"])
-    for now, before in zip(averaged(model, optimizer), whole["average"]):
-        assert torch.allclose(now, before, rtol=0, atol=1e-6)
-    moments = [sum(state["state"][0]["exp_avg"] for state in states) / saved_ranks, optimizer.state[model[0].weight]["exp_avg"]]
-    assert torch.allclose(*moments, rtol=0, atol=1e-7) and not torch.equal(moments[0], states[0]["state"][0]["exp_avg"])
-    for step in range(8, 12):
-        train(model, optimizer, 1, step)
-        assert agree(optimizer)
-
-
-@pytest.mark.parametrize("before, after", [(2, 3), (3, 1)])
-def test_another_number_of_ranks_goes_on(before, after, tmp_path):
-    ranks.run(before, save_all, str(tmp_path))
-    ranks.run(after, load_merged, str(tmp_path), before)
-
-
-@ranks.on(2)
 def test_states_that_cannot_be_merged_are_named():
-    _, optimizer = wrapped_small(**TO_MERGE)
+    _, optimizer = wrapped_small(payload="ternary", delay=2, outer_momentum=0.5)
     states = ranks.gathered(optimizer.state_dict())
 
     def changed(**changes):
@@ -771,39 +668,25 @@ def test_states_that_cannot_be_merged_are_named():
             lamina.torch.merge_states(given, 3)
 
 
-def test_without_a_process_group():
-    with pytest.raises(RuntimeError, match="call torch.distributed.init_process_group before"):
-        LocalUpdates(torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
-
-
-@ranks.on(2)
-def test_parameters_of_any_order_and_frozen_ones():
-    """Parameters in another order than row-major, a group that is frozen, and one without elements."""
-    torch.manual_seed(0)
-    convolution = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
-    frozen, empty = nn.Parameter(torch.ones(5), requires_grad=False), nn.Parameter(torch.empty(0, 2))
-    optimizer = LocalUpdates(torch.optim.SGD([{"params": convolution.parameters()}, {"params": [frozen, empty]}], 0.1), drop_ratio=0)
-    assert not convolution.weight.is_contiguous()
-    for step in range(1, 4):
-        optimizer.zero_grad()
-        images, _ = models.batch(step, dist.get_rank())
-        convolution(images).square().mean().backward()
-        optimizer.step()
-        assert agree(optimizer)
-    assert not convolution.weight.is_contiguous() and torch.equal(frozen.detach(), torch.ones(5))
-    assert optimizer.names[2] == "group 1, parameter 0"
-
-
 @ranks.on(2)
 def test_the_order_in_memory_is_one():
-    """In memory: then a fragment is of other elements."""
+    """Any on all ranks, else a fragment is of other elements. With a group that is frozen, and a parameter without elements."""
     rank = dist.get_rank()
 
     def wrapped(size, memory_format=torch.contiguous_format):
         torch.manual_seed(0)
         module = nn.Conv2d(3, 8, size).to(memory_format=memory_format)
-        return module, LocalUpdates(torch.optim.SGD([*module.parameters(), nn.Parameter(torch.empty(0, 2))], 0.1), drop_ratio=0)
+        others = [nn.Parameter(torch.ones(5), requires_grad=False), nn.Parameter(torch.empty(0, 2))]
+        return module, LocalUpdates(torch.optim.SGD([{"params": module.parameters()}, {"params": others}], 0.1), drop_ratio=0)
 
+    module, optimizer = wrapped(3, torch.channels_last)
+    for step in range(1, 4):
+        optimizer.zero_grad()
+        module(models.batch(step, rank)[0]).square().mean().backward()
+        optimizer.step()
+        assert agree(optimizer)
+    assert not module.weight.is_contiguous() and torch.equal(optimizer.param_groups[1]["params"][0].detach(), torch.ones(5))
+    assert optimizer.names[2] == "group 1, parameter 0"
     row_major, last = r"\(27, 9, 3, 1\)", r"\(27, 1, 9, 3\)"
     with pytest.raises(RuntimeError, match=f"the stride of group 0, parameter 0 is {row_major} on rank 0 and {last} on rank 1"):
         wrapped(3, torch.channels_last if rank == 1 else torch.contiguous_format)

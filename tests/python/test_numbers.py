@@ -65,16 +65,16 @@ def test_bad_elements_can_be_left_out(backend, overlap):
     """They move neither velocity nor residual."""
     ddp, state = models.dropping(models.Weights(*SHAPES), nonfinite="leave_out", backend=backend, drop_ratio=0.5, momentum=0.5, overlap=overlap)
     # The first layer goes out in each step, and with overlap all do in the first; then the others wait.
-    of_good, of_bad = ([0.0, 1.0, 2.5], [0.0, 0.0, 1.0]) if overlap else ([1.0, 2.5, 4.25], [1.0, 1.0, 2.5])
+    of_good, of_bad = ([0.0] * overlap + each for each in ([1.0, 2.5, 4.25], [1.0, 1.0, 2.5]))
     for step, (good, bad) in enumerate(zip(of_good, of_bad)):
         given = [torch.full(SHAPES[0], 10.0), torch.ones(SHAPES[1]), torch.ones(SHAPES[2])]
-        if step == 1 and dist.get_rank() == 1:
+        if step == 1 + overlap and dist.get_rank() == 1:
             given[0][3] = float("nan")
             given[1][7] = float("inf")
         first, *_ = models.backward(ddp, given)
         residual = state.residual("all.1")
         assert (residual[8], residual[7]) == (good, bad if dist.get_rank() == 1 else good)
-        assert (first[2], first[3]) == (10.0, 5.0 if step == 1 else 10.0)
+        assert (first[2], first[3]) == (10.0, 5.0 if step == 1 + overlap else 10.0)
     assert not state.last.skipped and state.last.left_out_elements == 2 * dist.get_rank()
 
 

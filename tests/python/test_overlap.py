@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 import lamina
 import lamina.torch
-from lamina.torch._cpu import CpuBackend
-from lamina.torch._device import TorchBackend
 import models
 import ranks
 import test_state
@@ -211,28 +209,3 @@ def test_what_does_not_go_together_is_refused_by_name():
         (ValueError, "overlap was True and is False", lambda: state.load_state_dict(ahead.state_dict())),
         (RuntimeError, "overlap is False on rank 0 and True on rank 1",
          lambda: models.dropping(models.small(), overlap=dist.get_rank() == 1)))
-
-
-@pytest.mark.parametrize("kind", [CpuBackend, TorchBackend])
-def test_what_is_sent_lacks_what_is_left_out(kind):
-    """It moves neither velocity nor residual."""
-    backend = kind(lamina.Layout({"a": (4,), "b": (6,)}), lamina.Options(drop_ratio=0.5, momentum=0.5), "float32",
-                   torch.device("cpu"))
-    # All in the first step, then the second layer, then the first.
-    for step, sent in ((1, None), (2, [1]), (3, [0])):
-        buffer = torch.full((10,), float(step))
-        if step == 3:
-            buffer[1] = float("inf")
-        backend.take([buffer], [(0, 0), (0, 4)])
-        assert backend.begin(sent) == [[0, 1], [1], [0]][step - 1]
-        packed = {}
-        for layer, (begin, end) in enumerate(((0, 4), (4, 10))):
-            backend.add([layer], buffer[begin:end], 1.0)
-            if sent is None or layer in sent:
-                packed[layer] = backend.pack_layers([layer], 1.0)
-                assert torch.equal(packed[layer], backend.residual(layer))
-        if step == 3:
-            assert packed[0].tolist() == [2.0 + 4.0, 2.0, 6.0, 6.0]
-        backend.commit()
-        backend.release()
-        backend.plan(torch.zeros(2, dtype=torch.float64))
