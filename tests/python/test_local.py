@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/algorithm.md."""
+"""LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/algorithm.md. That ranks make what one server would:
+test_local_device.py, against shards of another kind, and tests/benchmarks/learning/test_package.py, against a server."""
 
 import copy
 import datetime
@@ -77,7 +78,7 @@ def owners_rounding(optimizer):
 @pytest.mark.parametrize("delay, payload", [(0, "as_is"), (0, "int8"), (1, "float16"), (2, "int4"), (2, "ternary"), (5, "bfloat16")])
 @ranks.on(2)
 def test_nothing_is_lost(payload, delay):
-    """L2."""
+    """L1 and L2."""
     rank = dist.get_rank()
     model, optimizer = wrapped_weights(send_budget=0.4, fragment_elements=4096, payload=payload, delay=delay)
     did, rounded = [torch.zeros(shape) for shape in SHAPES], 0
@@ -139,42 +140,6 @@ def test_everything_averaged_is_dense_sgd():
             parameter.grad = sum(each) / 2
         plain.step()
         assert models.bits(model) == models.bits(dense) == shared_bits(optimizer)
-
-
-def one_server(payload, delay):
-    """L1: all ranks share what one server would make of what all send, by the same arithmetic on whole fragments."""
-    world, outer = dist.get_world_size(), {"rate": 0.7, "momentum": 0.9}
-    # Rank 0's parameters are everyone's.
-    model, optimizer = wrapped_small(dist.get_rank(), delay=delay, payload=payload, outer_rate=0.7, outer_momentum=0.9)
-    assert ranks.agree(models.bits(model))
-    fragments, seen = optimizer.backend.fragments, set()
-    server, shared = lamina.OuterOptimizer(fragments, payload=payload, **outer), torch.cat([each.flatten() for each in optimizer.backend.shared])
-    sent, send = [], optimizer.backend.owned.send
-
-    def remembered(step, fragments, packed):
-        sent.append((step, fragments, packed.clone()))
-        return send(step, fragments, packed)
-    optimizer.backend.owned.send = remembered
-    for step in range(1, 11):
-        train(model, optimizer, 1, step)
-        seen.update(optimizer.backend.core.sent)
-        if step > delay:
-            arrived, chosen, own = sent.pop(0)
-            everyones = ranks.gathered(own)
-            mean = sum(everyones[1:], everyones[0]) / world
-            server(chosen, mean)
-            places = torch.split(shared, fragments.sizes)
-            for fragment, d in zip(chosen, torch.split(mean, [fragments.sizes[fragment] for fragment in chosen])):
-                places[fragment].sub_(d)
-        assert shared.numpy().tobytes() == shared_bits(optimizer), step
-    assert any(size % 64 for size in fragments.sizes) and any(size < 64 for size in fragments.sizes)
-    assert len(seen) > 3 and len(set(ranks.gathered(models.bits(model)))) == world  # each has its own local delta
-
-
-@pytest.mark.parametrize("world, delay, payloads", [(3, 0, ["as_is", "bfloat16", "ternary"]), (3, 1, ["float16", "int8"]), (4, 5, ["int4"])])
-def test_owners_make_what_one_server_would(world, delay, payloads):
-    for payload in payloads:
-        ranks.run(world, one_server, payload, delay)
 
 
 @ranks.on(3)
