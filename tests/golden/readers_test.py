@@ -9,16 +9,22 @@ import subprocess
 import sys
 import unittest
 from pathlib import Path
-from typing import Iterator
+from typing import Callable, Iterator
 
 sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from read_frame import elements_of, fingerprint_of, lines_of, model_named, read_frame  # noqa: E402
-from read_packet import TYPES, read_control, read_packet  # noqa: E402
+from read_frame import FrameError, elements_of, fingerprint_of, lines_of, model_named, read_frame  # noqa: E402
+from read_packet import PACKET, TYPES, PacketError, read_control, read_packet  # noqa: E402
+from xxh3 import xxh3_64  # noqa: E402
 
 TABLE = HERE / "frames.txt"
+# Of the first so many bytes of i * 131 + floor(i / 256) * 7 + 3 modulo 256, with this seed, by xxHash 0.8.1: every class of lengths.
+SEED = 0x0123456789ABCDEF
+HASHES = {
+    16: 0x6C15EEA1DAA9123E, 17: 0x00D8A12B6E33D3C6, 128: 0x180B890270F99B9F, 129: 0x3EBD6E509A573802, 240: 0x286FAB7231319030,
+    241: 0xD8DA04C4D2AFC13B, 1025: 0x3D582E8F60529B73, 1088: 0x0F8E39B971BE8EF8, 2049: 0xC1B007CEBC0A68CE}
 
 
 def by_formula(layer: int, begin: int, count: int, most: int = 127) -> list[float]:
@@ -33,6 +39,16 @@ def bits(values: list[float]) -> bytes:
 
 
 class Readers(unittest.TestCase):
+    def check_damage(self, data: bytes, refused_as: Callable[[bytes], str]) -> None:
+        """Cut anywhere, or with any bit flipped, data with a checksum is refused."""
+        self.assertEqual(refused_as(data), "")
+        for length in range(len(data)):
+            self.assertIn(refused_as(data[:length]), ("truncated", "wrong_sizes"), length)
+        for bit in range(8 * len(data)):
+            flipped = bytearray(data)
+            flipped[bit // 8] ^= 1 << bit % 8
+            self.assertNotEqual(refused_as(bytes(flipped)), "", bit)
+
     def run_on(self, program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         # An emulated Python cannot start itself.
         python = os.environ.get("LAMINA_PYTHON", f"{sys.executable} -B").split()
@@ -45,6 +61,14 @@ class Readers(unittest.TestCase):
         self.assertGreater(len(names), 6)
         text = (HERE.parents[1] / "docs" / page).read_text(encoding="utf-8")
         self.assertEqual([name for name in names if f"`{name}`" not in text], [])
+
+
+def refusal_of(read: Callable[[], object]) -> str:
+    try:
+        read()
+    except (FrameError, PacketError) as refusal:
+        return str(refusal)
+    return ""
 
 
 class Frames(Readers):
@@ -87,6 +111,14 @@ class Frames(Readers):
             numbers = [float.fromhex(word) if "0x" in word else float(word) for word in means[1:]]
             self.assertEqual(bits([element for layer in frame.layers for element in layer or []]), bits(numbers), file)
 
+    def test_what_is_cut_damaged_or_of_another_model_is_refused(self) -> None:
+        data = (HERE / "frames" / "mixed_gradients_float_int8_some.lamina").read_bytes()
+        mixed, nine = (model_named(f"{TABLE}:{name}") for name in ("mixed", "nine"))
+        self.check_damage(data, lambda damaged: refusal_of(lambda: read_frame(damaged, mixed, "float")))
+        for given, model, element_type, name in ((data + b"\0", mixed, None, "trailing_bytes"), (data, nine, None, "wrong_layout"),
+                                                 (data, mixed, "double", "wrong_element_type")):
+            self.assertEqual(refusal_of(lambda: read_frame(given, model, element_type)), name)
+
     def test_the_command(self) -> None:
         file = HERE / "frames" / "nine_parameters_float_binary16_some.lamina"
         result = self.run_on("read_frame.py", file, "--model", f"{TABLE}:nine")
@@ -105,6 +137,11 @@ class Packets(Readers):
             if words[0] == kind:
                 yield (HERE / "packets" / words[1]).read_bytes(), int(words[2], 16), words[3:]
 
+    def test_the_checksum(self) -> None:
+        data = bytes((i * 131 + (i >> 8) * 7 + 3) % 256 for i in range(max(HASHES)))
+        for length, expected in HASHES.items():
+            self.assertEqual(xxh3_64(data[:length], SEED), expected, length)
+
     def test_every_packet(self) -> None:
         for data, secret, (element_type, payload_type, *numbers) in self.rows("packet"):
             *expected, count, sent_at = map(int, numbers)
@@ -120,6 +157,14 @@ class Packets(Readers):
         named = {words[1] for words in lines_of(HERE / "packets.txt")}
         self.assertEqual(named, {path.name for path in (HERE / "packets").iterdir()})
         self.assertEqual(len(named), 12)
+
+    def test_what_is_cut_or_damaged_is_refused(self) -> None:
+        for kind, read in (("packet", read_packet), ("control", read_control)):
+            data, secret, _ = list(self.rows(kind))[1]
+            self.check_damage(data, lambda damaged: refusal_of(lambda: read(damaged, secret)))
+            self.assertEqual(refusal_of(lambda: read(data, secret + 1)), "bad_check")
+            if kind == "packet":
+                self.assertEqual(refusal_of(lambda: read(data[:PACKET.size], secret)), "wrong_sizes")
 
     def test_the_command(self) -> None:
         result = self.run_on("read_packet.py", HERE / "packets" / "short.packet", "--secret", "0123456789abcdef")
