@@ -59,11 +59,14 @@ def orthogonalized(matrices: torch.Tensor) -> torch.Tensor:
 
 class Muon(torch.optim.AdamW):
     """Muon with Nesterov's momentum of 0.95 on the hidden matrices, its updates as large as AdamW's (Liu et al., arXiv 2502.16982); AdamW
-    on all other layers. A group's "hidden" is (m, n) for parameters (R, m n) that are hidden matrices, and None for others."""
+    on all other layers. A group's "hidden" is (m, n) for parameters (R, m n) that are hidden matrices, and None for others. ValueError
+    where none is."""
 
     MOMENTUM = 0.95
 
     def __init__(self, groups):
+        if not any(group["hidden"] for group in groups):
+            raise ValueError("optimizer=muon is for whole hidden matrices: of the task char-gpt, and not with held_back=nothing")
         super().__init__(groups, lr=0.0, betas=BETAS, eps=EPSILON, foreach=False)
 
     @torch.no_grad()

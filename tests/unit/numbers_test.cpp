@@ -67,6 +67,35 @@ TEMPLATE_TEST_CASE("numbers: NaN and infinity are refused or left out in every l
   }
 }
 
+TEMPLATE_TEST_CASE("numbers: at the largest number the rounding of the sum decides, to half a unit of it", "",
+                   float, double) {
+  using limits = std::numeric_limits<TestType>;
+  const TestType half_unit = std::ldexp(TestType(1), limits::max_exponent - limits::digits - 1);
+  const std::size_t elements = 4096 + 9;
+  for (const TestType sign : {TestType(1), TestType(-1)}) {
+    for (const std::size_t place : {std::size_t{0}, std::size_t{4095}, elements - 1}) {
+      lamina::residual_accumulator<TestType> whole(model_of({elements}));
+      lamina::residual_accumulator<TestType> each(model_of({elements}),
+                                                  {.non_finite = lamina::non_finite::skip});
+      std::vector<TestType> gradient(elements);
+      const auto is_refused = [&](TestType value) {
+        gradient[place] = sign * value;
+        accumulate(each, 0, gradient);
+        const bool threw = throws<lamina::non_finite_gradient>([&] { accumulate(whole, 0, gradient); });
+        REQUIRE(whole[0][place] == sign * limits::max());
+        REQUIRE(each[0][place] == sign * limits::max());
+        return threw;
+      };
+      REQUIRE_FALSE(is_refused(limits::max()));
+      REQUIRE_FALSE(is_refused(std::nextafter(half_unit, TestType(0))));  // rounds back
+      REQUIRE(each.left_out_elements() == 0);
+      REQUIRE(is_refused(half_unit));  // a tie, which would go to infinity
+      REQUIRE(each.left_out_elements() == 1);
+      REQUIRE_FALSE(is_refused(0));
+    }
+  }
+}
+
 #if defined(__SSE2__)
 namespace {
 

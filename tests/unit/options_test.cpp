@@ -54,6 +54,24 @@ TEST_CASE("warm-up: powers of square roots and products") {
   CHECK(lamina::detail::root_power(0, 0.5) == 0);
 }
 
+// bn3.weight = 0 makes most of the first gradients of ResNet-50 zero, and a threshold of 0 sends everything from then on.
+TEST_CASE("threshold: a searched one of 0 serves only its own step, and a fixed one stays") {
+  const auto run = [](const worker_options& options) {
+    lamina::worker<float> worker(model_of({80, 5, 5, 5, 5}), options);
+    std::vector<std::size_t> sent;
+    for (const float largest : {0.0F, 2.5F}) {
+      tensors<float> gradients = {std::vector<float>(80, largest)};
+      for (const float value : {1.0F, 2.0F, 3.0F, 4.0F}) gradients.emplace_back(5, value);
+      auto step = worker.add(gradients);
+      sent.push_back(step.select().sent_elements());
+      step.commit();
+    }
+    return sent;
+  };
+  CHECK(run({.drop_ratio = 0.75, .search_every = 100}) == std::vector<std::size_t>{20, 90});
+  CHECK(run({.threshold = 0}) == std::vector<std::size_t>{20, 100});
+}
+
 TEST_CASE("threshold: one that is infinite since layers are held serves only its own step") {
   const lamina::layout model = model_of({10, 20, 30});
   selector decisions(tiling(model), {.drop_ratio = 0.4, .search_every = 100});

@@ -62,6 +62,27 @@ std::vector<T> of_all_sizes(std::mt19937& random, std::size_t count, int lowest,
   return values;
 }
 
+// Whether sent and residual add up to what there was: by Knuth's two-sum, which is exact where nothing overflows.
+template <class T>
+bool leaves_exact_residual(payload_type type, const std::vector<T>& values) {
+  const std::vector<T> sent = round_trip(type, values);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const volatile T left = values[i] - sent[i];
+    const volatile T again = left + sent[i];
+    const volatile T sent_again = again - left;
+    if (!std::isfinite(sent[i]) || !std::isfinite(left) || std::abs(left) > std::abs(values[i])) return false;
+    if (again != values[i] || sent[i] - sent_again != 0) return false;
+  }
+  return true;
+}
+
+// The range in which the type's largest number is a multiple of the last digit of what is cut there.
+template <class T>
+int exact_below_exponent(payload_type type) {
+  if (sizeof(T) == 4) return type == payload_type::float16 ? 28 : 127;
+  return type == payload_type::float16 ? 57 : 172;
+}
+
 }  // namespace
 
 TEMPLATE_TEST_CASE("payload: what is beyond the range is cut, or not sent where no residual could be written",
@@ -78,6 +99,39 @@ TEMPLATE_TEST_CASE("payload: what is beyond the range is cut, or not sent where 
     CHECK(std::isfinite(sent[0]));
     CHECK(sent[1] == -sent[0]);
   }
+}
+
+TEMPLATE_TEST_CASE("payload: what is left over is exact", "", float, double) {
+  using limits = std::numeric_limits<TestType>;
+  std::mt19937 random(313);
+  // Half-way between two numbers that can be written, and what is next to nothing.
+  std::vector<TestType> hard = {
+      limits::denorm_min(), -limits::denorm_min(), limits::min(), 127, -TestType(0), 0};
+  for (int i = 0; i < 127; ++i) hard.push_back(TestType(i) + TestType(0.5));
+  for (int i = 2048; i < 2100; ++i) hard.push_back(static_cast<TestType>(2 * i + 1));
+  for (int i = 256; i < 300; ++i) hard.push_back(static_cast<TestType>(2 * i + 1));
+  for (const payload_type type : rounding_types) {
+    CAPTURE(static_cast<int>(type));
+    const int beyond = exact_below_exponent<TestType>(type);
+    for (int round = 0; round < 10; ++round) {
+      // Tiny numbers, then large ones next to tiny ones in the same block.
+      for (const auto& [lowest, highest] : {std::pair{-20, 18},
+                                            {limits::min_exponent - 20, -100},
+                                            {beyond - 30, beyond},
+                                            {-149, std::min(beyond, 127)}})
+        CHECK(leaves_exact_residual(type, of_all_sizes<TestType>(random, 640, lowest, highest)));
+      // Every element in a block of its own, too.
+      for (const TestType x : of_all_sizes<TestType>(random, 300, -140, beyond))
+        REQUIRE(leaves_exact_residual<TestType>(type, {x}));
+    }
+    CHECK(leaves_exact_residual(type, hard));
+    CHECK(leaves_exact_residual<TestType>(type, std::vector<TestType>(130, -TestType(0))));
+    // Far beyond the type's range.
+    const int more = std::min(beyond + 1, limits::max_exponent - 1);
+    CHECK(leaves_exact_residual<TestType>(
+        type, {std::ldexp(TestType(1), more), limits::max() / 2, -limits::max() / 2}));
+  }
+  CHECK(leaves_exact_residual<double>(payload_type::int4, {0x1p172, -0x1.fffffffffffffp172}));
 }
 
 TEST_CASE("payload: integers in the middle of a block round to nearest, ties to even") {
@@ -137,6 +191,7 @@ TEMPLATE_TEST_CASE(
         lamina::detail::decode_payload<TestType>(payload_type::ternary, wire.data(), elements, begin, some);
         REQUIRE(std::equal(some.begin(), some.end(), back.begin() + static_cast<std::ptrdiff_t>(begin)));
       }
+      REQUIRE(leaves_exact_residual(payload_type::ternary, values));
       REQUIRE(encoded(payload_type::ternary, back) == wire);  // what was read is written as it was
     }
   }
@@ -151,6 +206,9 @@ TEMPLATE_TEST_CASE("payload: ternary passes over what is not finite, and takes t
     CHECK(sent == round_trip<TestType>(payload_type::ternary, {1, 0, -1, 0}));
     CHECK(sent == std::vector<TestType>{1, 0, -1, 0});
   }
+  CHECK(leaves_exact_residual<TestType>(payload_type::ternary, {limits::denorm_min(), -limits::min(),
+                                                                TestType(0x1p-119), TestType(-0x1p-121)}));
+  CHECK(leaves_exact_residual<TestType>(payload_type::ternary, {limits::max(), -limits::max() / 4, 1}));
   const auto most = static_cast<TestType>(std::numeric_limits<float>::max());
   CHECK(round_trip<TestType>(payload_type::ternary, {most, -most}) ==
         std::vector<TestType>{TestType(0x1p120), TestType(-0x1p120)});

@@ -370,6 +370,8 @@ def test_muon_steps_by_orthogonal_matrices_and_by_adamw_elsewhere():
     torch.manual_seed(1)
     matrix, vector, alone = torch.zeros(2, 60), torch.zeros(2, 10), torch.zeros(2, 10)
     of = {"lr": 0.5, "weight_decay": 0.1}
+    with pytest.raises(ValueError, match="optimizer=muon is for whole hidden matrices"):
+        OPTIMIZERS["muon"]([{"params": [vector], "hidden": None, **of}], 2)
     muon = OPTIMIZERS["muon"]([{"params": [matrix], "hidden": (12, 5), **of}, {"params": [vector], "hidden": None, **of}], 2)
     adamw = OPTIMIZERS["adamw"]([{"params": [alone], **of}], 2)
     for _ in range(3):
