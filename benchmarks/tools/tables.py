@@ -154,7 +154,6 @@ def compared(what: str, ours, name: str, theirs):
 HOOKS = ("plain allreduce", "DDP, no hook", "fp16_compress_hook", "bf16_compress_hook", "powerSGD_hook, rank 1", "powerSGD_hook, rank 4",
          "lamina, R = 0", "lamina, R = 0, overlap", "lamina, R = 0.95", "lamina, R = 0.95, overlap", "lamina, R = 0.95, bfloat16",
          "lamina, R = 0.99, fragments")
-LOOPBACK = ("DDP, no hook", "bf16_compress_hook", "powerSGD_hook, rank 1", "lamina, R = 0", "lamina, R = 0.95", "lamina, R = 0.99, fragments")
 SUMS = ("DDP as it comes", "DDP, fp16_compress_hook", "DDP, PowerSGD rank 2", "everything, no overlap", "everything, backward",
         "everything, owners, step", "R = 0.95 at_end, no overlap", "R = 0.95 ahead, step",
         "R = 0.95 ahead, bf16, step", "R = 0.99 in fragments, ahead, step")
@@ -278,10 +277,10 @@ def learning_summary():
         yield [what, percent(of.up), percent(of.down), pm(of.to_dense, of.to_dense_error), of.n]
 
 
-def hooks(network, names=HOOKS):
-    dense = hook("DDP, no hook", network)
-    for name in names:
-        of = hook(name, network)
+def hooks():
+    dense = hook("DDP, no hook")
+    for name in HOOKS:
+        of = hook(name)
         yield [name, f"{of.bytes / 1e6:.1f}", s(of.seconds), s(of.least), f"{of.seconds / dense.seconds:.2f}", of.n]
 
 
@@ -335,10 +334,9 @@ TABLES = {
     "levels": lambda: (["", "dense", "levels", "SparseLoCo", "int4 by score", "DiLoCo, int4"], on_gpu()),
     "text_short": lambda: (STUDY, studied(SHORT, 300)),
     "images": lambda: (["method", "uplink, %", "downlink, %", "loss", "test top-1, %", "seeds", "settings tried"], images()),
-    "hooks_1gbs": lambda: (HOOKED, hooks("1Gbs")),
-    "hooks_loopback": lambda: (HOOKED, hooks("loopback", LOOPBACK)),
+    "hooks_1gbs": lambda: (HOOKED, hooks()),
     "hooks": lambda: (["", "MB", "seconds", "of DDP's"], (
-        [title, *row[1:3], row[4]] for name, title in README.items() for row in hooks("1Gbs") if row[0] == name)),
+        [title, *row[1:3], row[4]] for name, title in README.items() for row in hooks() if row[0] == name)),
     "all_reduce": lambda: (["seconds a step", "4 workers, 100 Mb/s", "2, 1 Gb/s", "4, 1 Gb/s", "4, 10 Gb/s", "4, 1 Gb/s: range", "4, 1 Gb/s: steps"], all_reduces()),
     "server": lambda: (LAB, served(SERVED)),
     "paper": lambda: (LAB, served(("everything", "nodes, everything", "dropping", "nodes, R = 0.95", "nodes, R = 0.99", "nodes, agreed, budget 3 %"))),
