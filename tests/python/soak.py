@@ -338,7 +338,7 @@ class Worker:
         self.server.send((crc32(self.replica), residual, self.memory.growth))
 
 
-def process(name: str, begin, peers: list[Connection]) -> None:
+def process(name: str, begin) -> None:
     """What a child does: its status is 0 for done, LOST_A_PEER, or 1 after its name, its round and what broke."""
     status, of = 0, None
     try:
@@ -367,7 +367,7 @@ def one_run(setting: Setting, directory: pathlib.Path, kill_every: int) -> colle
                 for connection in [progress, to_progress, *(end for pipe in pipes for end in pipe)]:
                     if connection not in keeps:
                         connection.close()  # or nobody would see the end of another
-                process(name, begin, keeps)
+                process(name, begin)
             started = context.Process(target=child, name=name, daemon=True)
             started.start()
             return started
