@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How fast: the formulas, and what several senders make of one link.
+// How fast: the formulas, and what senders make of a link that is full, and of one that loses at random.
 #include "lamina/bounded/rate.hpp"
 
 #include "bounded/simulated_transfer.hpp"
@@ -29,13 +29,18 @@ class shared_link {
     std::size_t senders = 4;
     double link_bits = 200e6;
     std::size_t queue_bytes = 65'536;
+    double loss = 0;
     std::uint32_t bound_ppm = 100'000;
     std::uint64_t told_link_bits = 0;  // what the ends believe; 0: nothing
   };
 
   explicit shared_link(const options& given)
       : frame_({65'000}, {.seed = 7, .chunk_elements = 352, .bound_ppm = given.bound_ppm}),
-        data({.seed = 3, .delay = 100us, .link_bits = given.link_bits, .queue_bytes = given.queue_bytes}) {
+        data({.seed = 3,
+              .loss = given.loss,
+              .delay = 100us,
+              .link_bits = given.link_bits,
+              .queue_bytes = given.queue_bytes}) {
     const auto senders = static_cast<std::uint32_t>(given.senders);
     for (std::uint32_t s = 0; s < senders; ++s) {
       ends.push_back(std::make_unique<simulated_link>(
@@ -257,6 +262,20 @@ TEST_CASE("rate: several senders fill a link, share it and do not flood it") {
     CHECK(found.link < 1.001);
     CHECK(found.jain > each.jain);
     CHECK(found.repeated < each.repeated);
+  }
+}
+
+TEST_CASE("rate: a link that loses at random is not taken for a full one") {
+  for (const double loss : {0.05, 0.2}) {
+    CAPTURE(loss);
+    shared_link run({.senders = 1, .link_bits = 0, .loss = loss, .told_link_bits = 200'000'000});
+    double least = 1e12;
+    while (run.ends.front()->reports < 200 && run.now < 10s) {
+      run.run(run.now + 10ms);
+      least = std::min(least, run.ends.front()->sender.rate().bits());
+    }
+    CHECK(run.ends.front()->reports >= 200);
+    CHECK(least > 0.8 * 200e6);
   }
 }
 
