@@ -19,6 +19,7 @@ import struct
 from typing import Any, Literal, TYPE_CHECKING, get_args
 
 HAS_EXTENSION = importlib.util.find_spec("lamina._core") is not None  #: False of an installation with LAMINA_PURE=1
+HAS_CUDA = importlib.util.find_spec("lamina._cuda") is not None  #: of one that was built with LAMINA_PYTHON_CUDA=ON
 if TYPE_CHECKING or HAS_EXTENSION:
     from lamina._core import (Arrays, DecodeError, LocalDelta, Frame, Layout, OuterOptimizer, Reply, Selector, Server, Step,
                               Worker, decode, decode_payload, encode_payload, largest_frame_bytes, merge_states, payload_bytes,
@@ -41,6 +42,13 @@ def require_extension(what: str) -> None:
     if not HAS_EXTENSION:
         raise ImportError(f"{what} needs the extension lamina._core, which this installation was made without (LAMINA_PURE=1): install "
                           "lamina again, without that variable and with a C++ compiler")
+
+
+def require_cuda(what: str) -> None:
+    """The same of lamina._cuda."""
+    if not HAS_CUDA:
+        raise ImportError(f"{what} needs the extension lamina._cuda, which this installation was made without: build lamina from its repository "
+                          "with -DLAMINA_PYTHON_CUDA=ON and nvcc (docs/pytorch/hook.md)")
 
 
 Value = Literal["mean_abs", "l1_norm", "l2_norm", "root_mean_square", "max_abs"]

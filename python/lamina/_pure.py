@@ -28,8 +28,8 @@ class Layout:
     """Names and shapes of a model's layers, in order."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        self.names, self._shapes = list(shapes), [list(shape) for shape in shapes.values()]
-        self.sizes = [math.prod(shape) for shape in self._shapes]
+        self.names, self.shapes = list(shapes), [list(shape) for shape in shapes.values()]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
         self.elements = sum(self.sizes)
         if "" in shapes:
             raise ValueError(f"layer {self.names.index('')} has an empty name")
@@ -40,7 +40,7 @@ class Layout:
     @functools.cached_property
     def fingerprint(self) -> int:
         parts = [struct.pack("<Q", len(self))]
-        for name, shape in zip(self.names, self._shapes):
+        for name, shape in zip(self.names, self.shapes):
             said = name.encode()
             parts += [struct.pack("<Q", len(said)), said, struct.pack(f"<{len(shape) + 1}Q", len(shape), *shape)]
         hashed = 0xCBF29CE484222325
@@ -59,7 +59,7 @@ def _cut(layout: Layout, most: int) -> Tuple[Layout, List[int]]:
             brackets += 1
     fragments: Dict[str, List[int]] = {}
     first: List[int] = []
-    for name, shape, size in zip(layout.names, layout._shapes, layout.sizes):
+    for name, shape, size in zip(layout.names, layout.shapes, layout.sizes):
         first.append(len(fragments))
         if most == 0 or size <= most:
             fragments[name] = shape

@@ -128,9 +128,15 @@ NB_MODULE(_cuda, m) {
           "stream"_a, nb::kw_only(), "commit"_a = false, "select"_a = false, "found_inf"_a = 0,
           "inverse_scale"_a = 0,
           "Adds the gradients; `found_inf` and `inverse_scale` point to a float each on the device, 0: none.")
-      .def_prop_ro(
-          "values", [](worker& self) { return reinterpret_cast<std::uintptr_t>(self.values()); },
-          "Pointer to a float64 a fragment.")
+      .def(
+          "copy_values",
+          [](worker& self, std::uintptr_t stream, std::uintptr_t to) {
+            (void)on(stream);  // or another device may be current
+            lamina::cuda::check_error(
+                cudaMemcpyAsync(at<double>(to), self.values(), self.fragments().layers() * sizeof(double),
+                                cudaMemcpyDefault, reinterpret_cast<cudaStream_t>(stream)));
+          },
+          "stream"_a, "to"_a, "The values of the step, a float64 a fragment.")
       .def(
           "select",
           [](worker& self, std::uintptr_t stream, std::uintptr_t agreed, std::uintptr_t held) {

@@ -50,6 +50,14 @@ void bind_layout(nb::module_& m) {
             return std::vector<std::size_t>(self.sizes().begin(), self.sizes().end());
           },
           "Elements of each layer.")
+      .def_prop_ro(
+          "shapes",
+          [](const lamina::layout& self) {
+            std::vector<std::vector<std::size_t>> shapes;
+            for (std::size_t l = 0; l < self.layers(); ++l) shapes.push_back(self[l].shape);
+            return shapes;
+          },
+          "Of the layers, in order.")
       .def_prop_ro("elements", &lamina::layout::elements, "Elements of all layers.")
       .def_prop_ro("fingerprint", &lamina::layout::fingerprint,
                    "64 bits; a frame of another model is refused by them.")

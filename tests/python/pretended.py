@@ -5,7 +5,10 @@ what the host would wait for, is counted; collectives refuse what NCCL does."""
 import collections
 import contextlib
 import math
+import sys
 import traceback
+import types
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -104,22 +107,22 @@ def _count(name, operator, arguments, named, ours, hosts, on_device):
         to_device = isinstance(arguments[0], Tensor) if name == "aten::copy_" else on_device
         if from_device and not to_device:
             is_asked_later = named.get("non_blocking") or (name == "aten::copy_" and len(arguments) > 2 and arguments[2])
-            return _note("copies to the host" if is_asked_later else "waits")
+            return note("copies to the host" if is_asked_later else "waits")
         if to_device and not from_device and _tensors_in(arguments[-1:] if name == "aten::copy_" else arguments):
-            return _note("copies to the device")
+            return note("copies to the device")
     elif ours and any(each.dim() for each in hosts):
         raise RuntimeError(f"{name} mixes tensors of the device with tensors of the CPU, at {_site()}")
     if name in _WAITS and ours:
-        return _note("waits")
+        return note("waits")
     is_view = operator._schema.returns and all(each.alias_info is not None and not each.alias_info.is_write
                                                for each in operator._schema.returns)
     if on_device and not is_view and not name.startswith(_NO_KERNELS):
         lists = max([len(each) for each in (*arguments, *named.values()) if isinstance(each, (list, tuple)) and _tensors_in(each)] or [1])
-        _note("launches", math.ceil(lists / _AT_ONCE.get(name, _FOREACH_AT_ONCE)))
+        note("launches", math.ceil(lists / _AT_ONCE.get(name, _FOREACH_AT_ONCE)))
     return None
 
 
-def _note(what, times=1):
+def note(what, times=1):
     counts[what] += times
     where[f"{what}: {_site()}"] += times
 
@@ -141,7 +144,7 @@ def device():
         made = kept[0](*arguments, **named)
         if device is None or torch.device(device) != DEVICE:
             return made
-        _note("copies to the device")
+        note("copies to the device")
         return Tensor(made)
 
     def given(*tensors):
@@ -149,7 +152,7 @@ def device():
             assert isinstance(each, Tensor), f"a collective of host memory, at {_site()}"
             assert each.dtype in COLLECTIVE_TYPES, f"a collective of {each.dtype}, at {_site()}"
             assert each.inner.is_contiguous()
-        _note("collectives")
+        note("collectives")
         return [each.inner for each in tensors]
 
     def all_gather_into_tensor(output, given_one, group=None, async_op=False):
@@ -179,3 +182,12 @@ def forget():
 def on_host(tensor):
     """Not counted."""
     return tensor.inner if isinstance(tensor, Tensor) else tensor
+
+
+@contextlib.contextmanager
+def cuda(worker):
+    """lamina._cuda with this class of its own as Worker, and a torch.cuda without devices that has a stream."""
+    with mock.patch.dict(sys.modules, {"lamina._cuda": types.SimpleNamespace(Worker=worker)}), \
+            mock.patch("torch.cuda.device", lambda _: contextlib.nullcontext()), \
+            mock.patch("torch.cuda.current_stream", lambda _: types.SimpleNamespace(cuda_stream=0)):
+        yield

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The hook on a device that is pretended: what it launches, what the host waits for, and that nothing is mixed with the CPU."""
 
+import ctypes
 from unittest import mock
 
 import pytest
@@ -13,6 +14,8 @@ import models
 import pretended
 import ranks
 from lamina.torch import _step
+from lamina.torch._cuda import CudaBackend
+from lamina.torch._device import TorchBackend
 from lamina.torch._state import LayerDropping
 
 
@@ -51,6 +54,26 @@ class Scaler(models.Scaler):
         return self._scale.item()
 
 
+class Kernels:
+    """In place of lamina._cuda.Worker: launches are counted, and do nothing but give values of zero."""
+
+    prefix_bytes = 64
+
+    def __init__(self, shapes, **_):
+        self._layers, self.largest_frame_bytes = len(shapes), 64 + 4 * sum(torch.Size(shape).numel() for shape in shapes.values())
+
+    def copy_values(self, stream, to):
+        ctypes.memset(to, 0, 8 * self._layers)
+        pretended.note("launches")
+
+    def last_step(self, stream):
+        return {"left_out_elements": 0}
+
+    def __getattr__(self, name):
+        assert name in ("bind", "accumulate", "select", "encode", "commit", "restore")
+        return lambda *_, **__: pretended.note("launches")
+
+
 def a_step(state, buckets):
     if not state.overlap:
         return _step.run(state, buckets)
@@ -63,7 +86,7 @@ VARIANTS = {
     "momentum, fragments": {"momentum": 0.9, "fragment_elements": 4096},
     "scaled and clipped": {"scaler": True, "max_norm": 0.1}, "leave_out, l2_norm": {"nonfinite": "leave_out", "value": "l2_norm"},
     "float16, max_abs": {"dtype": torch.float16, "value": "max_abs"}, "bfloat16": {"dtype": torch.bfloat16},
-    "bfloat16 on the wire": {"wire": "bfloat16"}, "overlap": {"overlap": True, "momentum": 0.9, "fragment_elements": 4096}}
+    "bfloat16 on the wire": {"wire": "bfloat16"}, "kernels": {"by_kernels": True, "scaler": True, "momentum": 0.9}, "overlap": {"overlap": True, "momentum": 0.9, "fragment_elements": 4096}}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -71,6 +94,7 @@ VARIANTS = {
 def test_a_step_waits_once_and_launches_little(variant):
     given = dict(VARIANTS[variant])
     shapes, overlap, dtype = resnet50(), given.pop("overlap", False), given.pop("dtype", torch.float32)
+    by_kernels = given.pop("by_kernels", False)
     options = {name: given.pop(name) for name in ("momentum", "fragment_elements", "value") if name in given}
     all_reduce = dist.all_reduce
 
@@ -78,18 +102,22 @@ def test_a_step_waits_once_and_launches_little(variant):
         """That of PyTorch's process group may not take bfloat16."""
         return each if each.dtype is torch.bfloat16 else all_reduce(each, *arguments, **named)
 
-    with mock.patch.object(dist, "all_reduce", of_any_type):
+    with mock.patch.object(dist, "all_reduce", of_any_type), pretended.cuda(Kernels):
         with pretended.device():
             if given.get("scaler"):
                 given["scaler"] = Scaler()
             model = nn.ParameterList(nn.Parameter(pretended.Tensor(torch.zeros(shape, dtype=dtype))) for shape in shapes)
             state = LayerDropping(lamina.Options(**options), **given).bind(model)
+            if by_kernels:
+                layout = lamina.Layout(dict(zip(state.names, state.shapes)))
+                state.backend = CudaBackend(layout, state.options, state.wire, pretended.DEVICE)
             state.overlap = overlap  # which bind() allows only of a DDP object
             for step in range(1, 3):
                 buckets = buckets_of(shapes, step, dtype)
                 pretended.forget()
                 a_step(state, buckets)
-            assert type(state.backend).__name__ == "TorchBackend" and state.last.sent_fragments < len(state.backend.fragments)
+            assert type(state.backend) is (CudaBackend if by_kernels else TorchBackend)
+            assert by_kernels or state.last.sent_fragments < len(state.backend.fragments)
             assert pretended.counts["waits"] <= (2 if overlap else 1), pretended.where
             assert 0 < pretended.counts["launches"] <= 150, pretended.where
             assert pretended.counts["copies to the device"] <= 4, pretended.where

@@ -21,7 +21,7 @@ from lamina.torch._checkpoint import per_rank
 from lamina.torch._local import LocalUpdates
 from lamina.torch._merge import merge_states
 from lamina.torch._optimizer import skip_held, warn_of_optimizer
-from lamina.torch._options import Backend, NonFinite, Wire, given_options
+from lamina.torch._options import HookBackend, NonFinite, Wire, given_options
 from lamina.torch._report import StepReport, Totals
 from lamina.torch._sharded import Replicated, replicate
 from lamina.torch._state import GradBucket, LayerDropping, refuse_sharded
@@ -41,7 +41,7 @@ def hook(state: LayerDropping, bucket: GradBucket) -> torch.futures.Future[torch
 
 
 def register(ddp: DistributedDataParallel, *, scaler: Any = None, nonfinite: NonFinite = "propagate", wire: Wire = "float32",
-             backend: Backend = "auto", overlap: bool = False, max_norm: Optional[float] = None, log_every: int = 0,
+             backend: HookBackend = "auto", overlap: bool = False, max_norm: Optional[float] = None, log_every: int = 0,
              **options: "Unpack[Choice]") -> LayerDropping:
     """Puts layer dropping under a DDP object, on all ranks, before its first backward.
 

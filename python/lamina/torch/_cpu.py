@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -52,9 +52,10 @@ class CpuBackend:
     def first_non_finite(self) -> Optional[int]:
         return self._worker.first_non_finite(self._gradients)
 
-    def add_all(self, scale: Union[float, torch.Tensor]) -> None:
+    def add_all(self, scale: Union[float, torch.Tensor], agree: Any = None) -> int:
         """Begins a step with the gradients that were taken."""
         self._open = self._worker.add(self._gradients, float(scale))
+        return 0
 
     def observe(self, world_size: int, scale: Union[float, torch.Tensor]) -> torch.Tensor:
         values = torch.frombuffer(self._step.values(), dtype=torch.float64)

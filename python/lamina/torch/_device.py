@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -8,48 +8,35 @@ import lamina
 from lamina.torch._cpu import Place
 from lamina.torch._foreach import Pieces, copy_all, joined, zero_all
 
+Agree = Callable[[torch.Tensor], None]  # sums a tensor over the ranks, in place
+
 # The representative value of a fragment: the order of a norm of its elements, and the power of their number that divides it.
 NORMS = {"mean_abs": (1, 1.0), "l1_norm": (1, 0.0), "l2_norm": (2, 0.0), "root_mean_square": (2, 0.5),
          "max_abs": (float("inf"), 0.0)}
 
 
-class TorchBackend:
-    """The step's numbers by torch's operators, on whatever device the gradients are; the decision is C++ on the host. On a GPU
-    everything is enqueued on the current stream, in few launches, and the host waits once a step: for what observe() gives, summed
-    over the ranks. It waits again where a gradient or a sum is not finite, or may be beyond the range of a 16-bit type, and with
-    overlap for what says that the ranks have not parted.
+class DeviceBackend:
+    """What TorchBackend and CudaBackend share: where the gradients lie, and the decision, which is C++ on the host."""
 
-    The residual lies in memory as the gradients do in DDP's buckets, so that one operation adds a bucket. A step writes it anew: the
-    old one stays until the ranks know that all gradients are finite. Memory: two tensors as large as the model, four with momentum,
-    half of them from the last bucket to the end of the step only."""
-
-    looks_first = False  # gradients are added before it is known whether they are finite
+    looks_first = False  # it is not the host that looks whether gradients are finite before it adds them
 
     def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
         chosen = dataclasses.asdict(options)
         self._norm, self._power = NORMS[chosen.pop("value")]
-        self._momentum = options.momentum
         self._selector = lamina.Selector(layout, **chosen)
         self._wire = getattr(torch, wire)
         self.fragments, self.fragments_of = self._selector.fragments, self._selector.fragments_of
         self._sizes, self._device = layout.sizes, device
         self._divisors = torch.tensor(self.fragments.sizes, dtype=torch.float64, device=device).clamp_(min=1).pow_(self._power)
-        self._arrange([layout.elements], [(0, sum(self._sizes[:layer])) for layer in range(len(self._sizes))])
-        self._residual = torch.zeros(layout.elements, dtype=torch.float32, device=device)
-        self._velocity = torch.zeros(layout.elements if options.momentum else 0, dtype=torch.float32, device=device)
-        self._after: Optional[torch.Tensor] = None  # the residual that an open step leaves, unless its gradients are not finite
-        self._moved: Optional[torch.Tensor] = None  # likewise the velocity
         self._buffers: List[torch.Tensor] = []
         self._sent: List[int] = []
-        self._values: Optional[torch.Tensor] = None  # of this rank, on the host
-        self._expected = torch.full((len(self.fragments),), torch.inf, dtype=torch.float64)
         finite = torch.finfo(torch.float64).max
         self._limits = torch.tensor([finite, finite, torch.finfo(self._wire).max if self._wire is not torch.float32 else torch.inf,
                                      torch.finfo(torch.float16).max], dtype=torch.float64, device=device)
-        self._looked_at, self._found_good = 0, torch.zeros(1, dtype=torch.float64, device=device)
         self.left_out_elements = 0
         self._is_open = False
         self.step = 0
+        self._arrange([layout.elements], [(0, sum(self._sizes[:layer])) for layer in range(len(self._sizes))])
 
     # --- where things lie ---
 
@@ -72,6 +59,86 @@ class TorchBackend:
                 [(fragment, self.fragments.sizes[fragment]) for fragment in range(*self.fragments_of(layer))])])
         self._layers, self._fragments = Pieces(layers), Pieces(fragments)
 
+    def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
+        """The gradients of this step: layer l is `places[l]`. DDP makes its buckets anew after the first step."""
+        self._buffers = list(buffers)
+        sizes = [buffer.numel() for buffer in buffers]
+        if self._arrangement != (sizes, list(places)):
+            self._rearrange(sizes, places)
+
+    def _rearrange(self, buffer_sizes: List[int], places: Sequence[Place]) -> None:
+        self._arrange(buffer_sizes, places)
+
+    def release(self) -> None:
+        self._buffers = []
+
+    # --- a step ---
+
+    def _observed(self, values: torch.Tensor, gradients: torch.Tensor, largest: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What the ranks sum up, float64: the values, whether each layer has a gradient, and four flags: of a gradient that is not
+        finite, a sum that is not, one that may be beyond the wire's type, and a mean that may be beyond float16 gradients."""
+        # NaN is the largest of all.
+        return torch.cat([values, (gradients != 0).double(), (~(torch.stack(list(largest)) <= self._limits)).double()])
+
+    def first_non_finite(self) -> Optional[int]:
+        """The first layer of which the gradient that was taken is not finite. Waits."""
+        bad = ~torch.isfinite(self._layers.norms(self._buffers, 1)).cpu()
+        return int(bad.nonzero()[0]) if bad.any() else None
+
+    def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
+        self._sent = self._selector.decide(self.step, agreed, held)
+        return self._sent
+
+    def unpack(self, mean: torch.Tensor) -> None:
+        zero_all(self._buffers)
+        gradients = self._fragments.of(self._buffers)
+        pieces = torch.split(mean, [self.fragments.sizes[fragment] for fragment in self._sent]) if self._sent else ()
+        of_sent = [gradients[fragment] for fragment in self._sent]
+        for dtype in {gradient.dtype for gradient in of_sent}:
+            which = [number for number, gradient in enumerate(of_sent) if gradient.dtype is dtype]
+            given = [pieces[number] for number in which]
+            if dtype is not torch.float32:
+                given = list(torch.split(_cut(torch.cat(given), dtype), [len(each) for each in given]))
+            copy_all([of_sent[number] for number in which], given)
+
+    # --- what happened ---
+
+    @property
+    def threshold(self) -> float:
+        return self._selector.threshold
+
+    @property
+    def sent_elements(self) -> int:
+        return self._selector.sent_elements
+
+    @property
+    def sent_bitmap(self) -> bytes:
+        return self._selector.sent_bitmap
+
+
+class TorchBackend(DeviceBackend):
+    """The step's numbers by torch's operators, on whatever device the gradients are; the decision is C++ on the host. On a GPU
+    everything is enqueued on the current stream, in few launches, and the host waits once a step: for what observe() gives, summed
+    over the ranks. It waits again where a gradient or a sum is not finite, or may be beyond the range of a 16-bit type, and with
+    overlap for what says that the ranks have not parted.
+
+    The residual lies in memory as the gradients do in DDP's buckets, so that one operation adds a bucket. A step writes it anew: the
+    old one stays until the ranks know that all gradients are finite. Memory: two tensors as large as the model, four with momentum,
+    half of them from the last bucket to the end of the step only."""
+
+    def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
+        super().__init__(layout, options, wire, device)
+        self._momentum = options.momentum
+        self._residual = torch.zeros(layout.elements, dtype=torch.float32, device=device)
+        self._velocity = torch.zeros(layout.elements if options.momentum else 0, dtype=torch.float32, device=device)
+        self._after: Optional[torch.Tensor] = None  # the residual that an open step leaves, unless its gradients are not finite
+        self._moved: Optional[torch.Tensor] = None  # likewise the velocity
+        self._values: Optional[torch.Tensor] = None  # of this rank, on the host
+        self._expected = torch.full((len(self.fragments),), torch.inf, dtype=torch.float64)
+        self._looked_at, self._found_good = 0, torch.zeros(1, dtype=torch.float64, device=device)
+
+    # --- where things lie ---
+
     def _split(self, flat: torch.Tensor) -> List[torch.Tensor]:
         return list(torch.split(flat, self._buffer_sizes))
 
@@ -82,27 +149,19 @@ class TorchBackend:
     def _layers_in(self, flat: torch.Tensor) -> List[torch.Tensor]:
         return self._layers.of(self._split(flat))
 
-    def take(self, buffers: Sequence[torch.Tensor], places: Sequence[Place]) -> None:
-        """The gradients of this step: layer l is `places[l]`. DDP makes its buckets anew after the first step."""
-        self._buffers = list(buffers)
-        sizes = [buffer.numel() for buffer in buffers]
-        if self._arrangement == (sizes, list(places)):
-            return
+    def _rearrange(self, buffer_sizes: List[int], places: Sequence[Place]) -> None:
         kept = [self._layers_in(flat) if flat.numel() else [] for flat in (self._residual, self._velocity)]
-        self._arrange(sizes, places)
-        self._residual, self._velocity = (torch.zeros(sum(sizes) if layers else 0, dtype=torch.float32, device=self._device)
+        self._arrange(buffer_sizes, places)
+        self._residual, self._velocity = (torch.zeros(sum(buffer_sizes) if layers else 0, dtype=torch.float32, device=self._device)
                                           for layers in kept)
         for flat, layers in zip((self._residual, self._velocity), kept):
             if layers:
                 copy_all(self._layers_in(flat), layers)
 
-    def release(self) -> None:
-        self._buffers = []
-
     # --- a step ---
 
-    def add_all(self, scale: Union[float, torch.Tensor]) -> None:
-        """Begins a step with the gradients that were taken."""
+    def add_all(self, scale: Union[float, torch.Tensor], agree: Optional[Agree] = None) -> int:
+        """Begins a step with the gradients that were taken. Returns the bytes that `agree` summed up."""
         self.step += 1
         self._is_open, self._values = True, None
         after = torch.empty_like(self._residual)
@@ -116,6 +175,7 @@ class TorchBackend:
             for to, before, each in zip(self._split(after), self._split(self._residual), added):
                 torch.add(before, each, out=to)
         self._after = after
+        return 0
 
     def leave_out(self) -> None:
         """What is not finite of the step does not come into the residual, which is the only copy of what was not sent. Waits."""
@@ -176,15 +236,12 @@ class TorchBackend:
         return self._packed(self._sent, 1 / world_size)
 
     def observe(self, world_size: int, scale: Union[float, torch.Tensor]) -> torch.Tensor:
-        """What the ranks sum up of an open step, float64: the values, whether each layer has a gradient, and four
-        flags: of a gradient that is not finite, a sum that is not, one that may be beyond the wire's type, and a mean that may be
-        beyond float16 gradients. A value is not finite where an element is not."""
+        """A value is not finite where an element is not."""
         residual = self._residual if self._after is None else self._after
         gradients = self._layers.norms(self._buffers, 1)
-        norms = self._fragments.norms(self._split(residual), self._norm)
-        # NaN is the largest of all. A norm is as large as its largest element, or larger.
-        largest = torch.stack([gradients.max(), norms.max(), norms.max() * world_size, self._largest_mean(residual, scale)])
-        return torch.cat([norms / self._divisors, (gradients != 0).double(), (~(largest <= self._limits)).double()])
+        norms = self._fragments.norms(self._split(residual), self._norm)  # a norm is as large as its largest element, or larger
+        return self._observed(norms / self._divisors, gradients, [gradients.max(), norms.max(), norms.max() * world_size,
+                                                                  self._largest_mean(residual, scale)])
 
     def _largest_mean(self, residual: torch.Tensor, scale: Union[float, torch.Tensor]) -> torch.Tensor:
         """At most, of float16 gradients."""
@@ -198,15 +255,6 @@ class TorchBackend:
         self._values = host[len(sums):][:len(self.fragments)].clone()
         self._count_left_out(float(host[-1]))
         return host[:len(sums)], host[len(sums):-1]
-
-    def first_non_finite(self) -> Optional[int]:
-        """The first layer of which the gradient that was taken is not finite. Waits."""
-        bad = ~torch.isfinite(self._layers.norms(self._buffers, 1)).cpu()
-        return int(bad.nonzero()[0]) if bad.any() else None
-
-    def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
-        self._sent = self._selector.decide(self.step, agreed, held)
-        return self._sent
 
     def forecast(self, values: torch.Tensor) -> torch.Tensor:
         """The values to expect in the next step, by those of this one. Before commit()."""
@@ -235,18 +283,6 @@ class TorchBackend:
         self._selector.commit(self.step)
         self._is_open = False
 
-    def unpack(self, mean: torch.Tensor) -> None:
-        zero_all(self._buffers)
-        gradients = self._fragments.of(self._buffers)
-        pieces = torch.split(mean, [self.fragments.sizes[fragment] for fragment in self._sent]) if self._sent else ()
-        of_sent = [gradients[fragment] for fragment in self._sent]
-        for dtype in {gradient.dtype for gradient in of_sent}:
-            which = [number for number, gradient in enumerate(of_sent) if gradient.dtype is dtype]
-            given = [pieces[number] for number in which]
-            if dtype is not torch.float32:
-                given = list(torch.split(_cut(torch.cat(given), dtype), [len(each) for each in given]))
-            copy_all([of_sent[number] for number in which], given)
-
     def refuse(self) -> None:
         """The step ends here, with the residual as it was before, but for what add() has added."""
         self._after = self._moved = None
@@ -259,20 +295,6 @@ class TorchBackend:
             self.step -= 1
             self._is_open = False
         self.release()
-
-    # --- what happened ---
-
-    @property
-    def threshold(self) -> float:
-        return self._selector.threshold
-
-    @property
-    def sent_elements(self) -> int:
-        return self._selector.sent_elements
-
-    @property
-    def sent_bitmap(self) -> bytes:
-        return self._selector.sent_bitmap
 
     # --- checkpoints ---
 

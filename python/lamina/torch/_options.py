@@ -11,6 +11,7 @@ from lamina.torch._report import logger
 NonFinite = Literal["propagate", "skip", "leave_out"]
 Wire = Union[Literal["float32", "bfloat16"], torch.dtype]
 Backend = Literal["auto", "cpu", "torch"]
+HookBackend = Literal["auto", "cpu", "torch", "cuda"]
 Payload = Literal["as_is", "float16", "bfloat16", "int8", "int4", "ternary"]
 
 

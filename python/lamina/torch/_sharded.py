@@ -11,7 +11,7 @@ from lamina.torch._state import LayerDropping
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-    from lamina.torch._options import Backend, Choice, NonFinite, Wire
+    from lamina.torch._options import HookBackend, Choice, NonFinite, Wire
 
 _WHOLE = "shard"  # the only layer of a parameter group: what FSDP has summed up of it on this rank
 
@@ -91,7 +91,7 @@ class Replicated:
 
 
 def replicate(module: torch.nn.Module, replicate_group: dist.ProcessGroup, *, nonfinite: "NonFinite" = "propagate",
-              wire: "Wire" = "float32", backend: "Backend" = "auto", log_every: int = 0, **options: "Unpack[Choice]") -> Replicated:
+              wire: "Wire" = "float32", backend: "HookBackend" = "auto", log_every: int = 0, **options: "Unpack[Choice]") -> Replicated:
     """Layer dropping between the replicas of a model that FSDP2 shards, in place of the all-reduce of HSDP:
 
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("replicate", "shard"))

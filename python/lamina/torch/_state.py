@@ -11,9 +11,10 @@ import lamina
 from lamina.torch import _overlapped, _report, _step
 from lamina.torch._checkpoint import checksum_of, require_unmixed, warn_of_saver
 from lamina.torch._cpu import CpuBackend
+from lamina.torch._cuda import CudaBackend
 from lamina.torch._device import TorchBackend
 from lamina.torch._foreach import is_gapless
-from lamina.torch._options import Backend, NonFinite, Wire, uses_cpu, warn_of_large_layers
+from lamina.torch._options import HookBackend, NonFinite, Wire, uses_cpu, warn_of_large_layers
 from lamina.torch._report import StepReport, Totals, logger
 
 if TYPE_CHECKING:  # torch.distributed does not tell type checkers that it has it
@@ -37,7 +38,7 @@ class LayerDropping:
     """The state of the hook on one rank: residual, options, what happened. One for each DDP object."""
 
     def __init__(self, options: Optional[lamina.Options] = None, *, process_group: Optional[dist.ProcessGroup] = None,
-                 scaler: Any = None, nonfinite: NonFinite = "propagate", wire: Wire = "float32", backend: Backend = "auto",
+                 scaler: Any = None, nonfinite: NonFinite = "propagate", wire: Wire = "float32", backend: HookBackend = "auto",
                  overlap: bool = False, max_norm: Optional[float] = None, log_every: int = 0) -> None:
         """
         options: how layers are chosen.
@@ -48,7 +49,8 @@ class LayerDropping:
             "leave_out": those elements are left out and counted.
         wire: how kept elements travel: "float32", or "bfloat16" for half the bytes; also as torch's dtypes. What a rank's own rounding takes away
             stays in its residual; what the process group rounds when it adds is lost.
-        backend: "cpu", "torch" (any device), or "auto".
+        backend: "cpu", "torch" (any device), "cuda" (the kernels of lamina._cuda, where that was built; not with overlap, nor with another
+            value than "mean_abs"), or "auto": the first of "cuda", "cpu" and "torch" that can be.
         overlap: whether the fragments of a step are selected at the end of the step before, so that each bucket's all-reduce is
             overlapped with backward. Of a batch that is skipped, what the finite gradients have added stays in the residuals.
             Learns somewhat more slowly (docs/pytorch/hook.md), sends everything in its
@@ -61,7 +63,7 @@ class LayerDropping:
         self.options = options if options is not None else lamina.Options()
         self.nonfinite = _one_of("nonfinite", nonfinite, ("propagate", "skip", "leave_out"))
         self.wire = _one_of("wire", str(wire).replace("torch.", ""), ("float32", "bfloat16"))
-        self._backend_name = _one_of("backend", backend, ("auto", "cpu", "torch"))
+        self._backend_name = _one_of("backend", backend, ("auto", "cpu", "torch", "cuda"))
         if log_every < 0:
             raise ValueError(f"log_every must not be negative, got {log_every}")
         if scaler is not None and nonfinite != "propagate":
@@ -70,6 +72,11 @@ class LayerDropping:
             raise ValueError(f"max_norm must be greater than 0, got {max_norm}")
         if max_norm is not None and (overlap or nonfinite == "leave_out"):
             raise ValueError(f"max_norm needs the norm of the whole gradient, which {'overlap=True' if overlap else 'leave_out'} does not have")
+        if backend == "cuda":
+            lamina.require_cuda("backend 'cuda'")
+            if not self._fits_cuda(overlap):
+                raise ValueError("backend 'cuda' measures by mean_abs and has no overlap; take 'torch', got " +
+                                 ("overlap=True" if overlap else f"value={self.options.value!r}"))
         self.max_norm = None if max_norm is None else float(max_norm)
         self.process_group = self._given_group = process_group
         self.overlap = bool(overlap)
@@ -149,16 +156,17 @@ class LayerDropping:
 
         device = self._parameters[0].device
         layout = lamina.Layout(dict(zip(self.names, self.shapes)))
-        is_cpu = self._uses_cpu()
-        if is_cpu and device.type != "cpu":
-            raise TypeError(f"bind: backend 'cpu' cannot read gradients on {device}; take 'torch' or 'auto'")
+        chosen = self._chosen_backend()
+        if chosen != "torch" and device.type != chosen:
+            raise TypeError(f"bind: backend '{chosen}' cannot read gradients on {device}; take 'torch' or 'auto'")
         if self.wire == "bfloat16":
             try:
                 dist.all_reduce(torch.ones(1, dtype=torch.bfloat16, device=device), group=self.process_group)
             except RuntimeError as error:
                 raise TypeError(f"bind: wire 'bfloat16' is not added by this process group of PyTorch {torch.__version__}: "
                                 f"{error}") from error
-        self.backend = (CpuBackend if is_cpu else TorchBackend)(layout, self.options, self.wire, device)
+        made = {"cpu": CpuBackend, "torch": TorchBackend, "cuda": CudaBackend}[chosen]
+        self.backend: Any = made(layout, self.options, self.wire, device)
         self.layer_of_fragment = [layer for layer in range(len(layout)) for _ in range(*self.backend.fragments_of(layer))]
         self._is_bound = True
         if self._pending is not None:
@@ -170,8 +178,14 @@ class LayerDropping:
             warn_of_large_layers(self.names, self.shapes, self.options)
         return self
 
-    def _uses_cpu(self) -> bool:
-        return uses_cpu(self._backend_name, self._parameters[0].device)
+    def _fits_cuda(self, overlap: bool) -> bool:
+        return not overlap and self.options.value == "mean_abs"
+
+    def _chosen_backend(self) -> str:
+        name, device = self._backend_name, self._parameters[0].device
+        if name == "auto" and device.type == "cuda" and lamina.HAS_CUDA and self._fits_cuda(self.overlap):
+            name = "cuda"
+        return "cuda" if name == "cuda" else "cpu" if uses_cpu(name, device) else "torch"
 
     @staticmethod
     def _check_types(module: torch.nn.Module, named: Any) -> None:
@@ -190,7 +204,7 @@ class LayerDropping:
     def _agree_with_others(self) -> None:
         """Raises the same on all ranks if two differ in what would end in different collectives."""
         own = {"version": lamina.__version__, **dataclasses.asdict(self.options), "wire": self.wire, "nonfinite": self.nonfinite,
-               "overlap": self.overlap, "max_norm": self.max_norm, "backend": "cpu" if self._uses_cpu() else "torch",
+               "overlap": self.overlap, "max_norm": self.max_norm, "backend": self._chosen_backend(),
                "scaler": self._scaler is not None, "names": self.names, "shapes": self.shapes, "strides": self.strides,
                "dtypes": [str(parameter.dtype) for parameter in self._parameters]}
         theirs: List[Dict[str, Any]] = [{}] * self.world_size

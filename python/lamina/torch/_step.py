@@ -75,7 +75,7 @@ def _run(state: "LayerDropping", buckets: List[Bucket]) -> None:
 
     scale = state.loss_scale()
     with watch.time("add"):
-        backend.add_all(clip_factor(state, buckets, scale) / scale)
+        sent_bytes += backend.add_all(clip_factor(state, buckets, scale) / scale, None if state.nonfinite == "leave_out" else state.sum)
 
     with watch.time("agree"):
         observed = sum_observed(state, buckets, scale, past_of(state))
