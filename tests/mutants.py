@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Plants faults in the headers, one at a time, and lists those that no test of ./tests/run --quick and no fuzz target notices. All are
 compiled into one build, each behind a condition on an environment variable, so that a fault costs a run of the tests and no compilation.
-Headers that need MPI or libtorch are left out."""
+Those of the device are planted where its kernels run on threads of the CPU. Headers that need MPI, libtorch or nvcc are left out."""
 
 import argparse
 import concurrent.futures
@@ -85,7 +85,8 @@ def build(options: "list[str]") -> None:
     subprocess.run(["cmake", "-S", BUILD / "tree", "-B", BUILD / "build", "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release", "-DLAMINA_BUILD_EXAMPLES=OFF",
                     "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",  # it takes longer to run all of them than to compile
                     f"-DCMAKE_CXX_FLAGS=-w -include {BUILD / 'tree/planted.hpp'}", *options], check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["cmake", "--build", BUILD / "build", "--parallel", "2", "--target", "lamina_quick", "fuzz_replay"], check=True)
+    subprocess.run(["cmake", "--build", BUILD / "build", "--parallel", "2", "--target", "lamina_quick", "fuzz_replay",
+                    "lamina_thread_block_tests"], check=True)
 
 
 def commands() -> "list[list[str]]":
@@ -95,10 +96,12 @@ def commands() -> "list[list[str]]":
     for test in listed["tests"]:
         labels = [each["value"] for each in test.get("properties", []) if each["name"] == "LABELS"]
         command = test.get("command", [])
-        if command and pathlib.Path(command[0]).is_file() and (labels and "quick" in labels[0] or test["name"].startswith("fuzz.")):
+        is_of_device = bool(command) and command[0].endswith("lamina_thread_block_tests")
+        if command and pathlib.Path(command[0]).is_file() and (
+                is_of_device or labels and "quick" in labels[0] or test["name"].startswith("fuzz.")):
             command = command if test["name"].startswith("fuzz.") else [command[0], "--abort"]
             found[tuple(command)] = None
-    return [list(each) for each in found]
+    return sorted(map(list, found), key=lambda command: "thread_block" in command[0])  # which takes longest
 
 
 def noticed_by(number: int, all_commands: "list[list[str]]") -> str:
@@ -122,7 +125,8 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="show the faults alone")
     parser.add_argument("options", nargs="*", help="for CMake, after --")
     given = parser.parse_args()
-    headers = [each for each in sorted(ROOT.glob("include/lamina/**/*.hpp")) if not re.search("mpi|torch", each.name)]
+    headers = [each for each in sorted([*ROOT.glob("include/lamina/**/*.hpp"), *ROOT.glob("cuda/lamina/**/*.hpp")])
+               if not re.search("mpi|torch|thrust", each.name)]
     faults = planted(headers, given.count, given.seed)
     if given.list:
         for each in faults:

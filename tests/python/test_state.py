@@ -323,7 +323,7 @@ def test_arguments_and_calls_that_cannot_be_are_named():
         *((ValueError, text, lambda arguments=arguments: lamina.torch.LayerDropping(**arguments)) for arguments, text in (
             ({"nonfinite": "ignore"}, "nonfinite must be one of propagate, skip, leave_out, got 'ignore'"),
             ({"wire": "int8"}, "wire must be one of float32, bfloat16, got 'int8'"),
-            ({"backend": "gpu"}, "backend must be one of auto, cpu, torch, got 'gpu'"),
+            ({"backend": "gpu"}, "backend must be one of auto, cpu, torch, cuda, got 'gpu'"),
             ({"max_norm": 0}, "max_norm must be greater than 0, got 0"), ({"max_norm": float("nan")}, "max_norm must be greater than 0, got nan"),
             ({"max_norm": 1.0, "overlap": True}, "max_norm needs the norm of the whole gradient, which overlap=True does not have"),
             ({"max_norm": 1.0, "nonfinite": "leave_out"}, "max_norm needs the norm of the whole gradient, which leave_out does not have"),

@@ -239,7 +239,7 @@ struct worker_state {
       const auto take = [&](std::size_t begin, std::size_t end) {
         residual.subtract(f, is_rounded() ? options.payload : payload_type::as_is, begin, end);
       };
-      if (arrived != nullptr) {
+      if (arrived != nullptr && arrived->lost_chunks(f) > 0) {
         arrived->for_each_delivered(f, take);
       } else {
         take(0, cut.fragments().sizes()[f]);

@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from lamina.torch import _step
 from lamina.torch._cpu import CpuBackend
+from lamina.torch._cuda import CudaBackend
 from lamina.torch._device import TorchBackend
 from lamina.torch._foreach import joined
 
@@ -21,8 +22,9 @@ class OverlappedStep:
     batch with NaN or infinity on any rank nothing is delivered: what the other gradients have added stays in the residuals."""
 
     def __init__(self, state: "LayerDropping", device: torch.device) -> None:
-        self._state, self._watch = state, _step.Stopwatch()
-        self._sent = state.backend.begin(state.plan)
+        assert not isinstance(state.backend, CudaBackend)  # LayerDropping refuses it
+        self._state, self._backend, self._watch = state, state.backend, _step.Stopwatch()
+        self._sent = self._backend.begin(state.plan)
         self._scale = state.loss_scale()
         self._sent_bytes = 0
         sizes, where = state.backend.fragments.sizes, 0
@@ -59,18 +61,18 @@ class OverlappedStep:
         """Adds the gradients of a bucket, and starts the all-reduce of what is sent of them, if there is something."""
         state = self._state
         with self._watch.time("add"):
-            state.backend.add(bucket.layers, _flat_gradients(bucket), 1 / self._scale)
+            self._backend.add(bucket.layers, _flat_gradients(bucket), 1 / self._scale)
         layers = [layer for layer in bucket.layers if self._places[layer][1]]
         if not layers:
             return
         with self._watch.time("pack"):
-            packed = state.backend.pack_layers(layers, 1 / state.world_size)
+            packed = self._backend.pack_layers(layers, 1 / state.world_size)
         with self._watch.time("agree"):
             self._require_one_past()
         self.works.append((self._start(packed), layers))
 
     def finish(self, buckets: List[_step.Bucket]) -> None:
-        state, backend, watch = self._state, self._state.backend, self._watch
+        state, backend, watch = self._state, self._backend, self._watch
         backend.take([bucket.buffer for bucket in buckets], _step.places_of(state, buckets))
         with watch.time("agree"):
             self._require_one_past()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 import dataclasses
 import itertools
-from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, TYPE_CHECKING, cast
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, TYPE_CHECKING, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -165,8 +165,9 @@ class LayerDropping:
             except RuntimeError as error:
                 raise TypeError(f"bind: wire 'bfloat16' is not added by this process group of PyTorch {torch.__version__}: "
                                 f"{error}") from error
-        made = {"cpu": CpuBackend, "torch": TorchBackend, "cuda": CudaBackend}[chosen]
-        self.backend: Any = made(layout, self.options, self.wire, device)
+        made: Callable[..., Union[CpuBackend, TorchBackend, CudaBackend]] = (
+            CpuBackend if chosen == "cpu" else CudaBackend if chosen == "cuda" else TorchBackend)
+        self.backend = made(layout, self.options, self.wire, device)
         self.layer_of_fragment = [layer for layer in range(len(layout)) for _ in range(*self.backend.fragments_of(layer))]
         self._is_bound = True
         if self._pending is not None:
