@@ -206,11 +206,13 @@ def tuned(row: Row) -> str:
     return f"{row.rate:g}; {row.outer_rate:g}, {row.outer_momentum:g}"
 
 
-def dense_of(groups, workers: int, steps: int) -> "Outcome | None":
-    """What rows of so many steps are compared with: the best dense run of as many, or of fewer where there is none of as many."""
+def dense_of(groups, workers: int, steps: int, optimizer: str = Row.optimizer) -> "Outcome | None":
+    """What rows of so many steps are compared with: the best dense run of as many, or of fewer where there is none of as many. Those of
+    Muon are compared with its own, all others with the best of any other optimizer."""
     for length in sorted((length for group, length in groups if group == workers and length <= steps), reverse=True):
         for outcome in groups[workers, length]:
-            if outcome.best.row.scheme == "dense" and outcome.best.row.workers > 1:  # of any optimizer
+            row = outcome.best.row
+            if row.scheme == "dense" and row.workers > 1 and (row.optimizer == "muon") == (optimizer == "muon"):
                 return outcome
     return None
 
@@ -222,9 +224,9 @@ def table(results: list[Result]):
     yield "|---:|---:|---|---:|---:|---:|---|---:|---:|---:|---:|---:|" + "---:|" * is_tested
     groups = outcomes(results)
     for (workers, steps), of in groups.items():
-        dense = dense_of(groups, workers, steps)
         for outcome in of:
             row, loss, error = outcome.best.row, outcome.loss(), outcome.error()
+            dense = dense_of(groups, workers, steps, row.optimizer)
             cells = (workers, f"{steps:,}", title(row), percent(outcome.best.up_share), percent(outcome.best.down_share),
                      f"{outcome.best.wire_seconds():.1f}", tuned(row),
                      f"{outcome.tried}{'' if outcome.is_inside else ', at the edge'}", ", ".join(str(run.row.seed) for run in outcome.counted()),

@@ -79,7 +79,7 @@ def learned(title: str, steps: int = 2000, task: str = "char-gpt", workers: int 
     """`to_dense` and the errors are those of seeds that nothing was tuned on, where there are any."""
     groups = outcomes(task)
     of = only([each for each in groups[workers, steps] if report.title(each.best.row) == title], (title, task, steps))
-    behind, counted = of.behind(report.dense_of(groups, workers, steps)), of.counted()
+    behind, counted = of.behind(report.dense_of(groups, workers, steps, of.best.row.optimizer)), of.counted()
     if title.startswith("dense"):
         counted = best_of_untuned(of) or counted
     top1 = [run.top1 for run in counted]

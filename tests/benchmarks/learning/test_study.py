@@ -154,6 +154,13 @@ def test_a_complete_row_is_that_of_its_text(tmp_path):
     assert not study.is_complete(tmp_path, Row(steps=7), of) and not study.is_complete(tmp_path / "other", row, of)
 
 
+def test_muon_is_compared_with_its_own_dense_run_and_the_others_with_the_best():
+    losses = {"optimizer=sgd": 3.0, "optimizer=nesterov": 2.0, "optimizer=muon": 1.0, "scheme=local optimizer=sgd": 2.5, "scheme=local optimizer=muon": 1.5}
+    groups = report.outcomes([report.Result(parsed(row), {}, loss, 1.0, 1.0, (), 1) for row, loss in losses.items()])
+    behind = {of.best.row: of.behind(report.dense_of(groups, 4, 2000, of.best.row.optimizer)) for of in groups[4, 2000]}
+    assert [behind[parsed(row)] for row in losses] == [[1.0], [0.0], [0.0], [0.5], [0.5]]
+
+
 @pytest.mark.parametrize("of_task", study.TASKS)
 def test_what_is_recorded_is_read(of_task):
     recorded = ROOT / "benchmarks/results/learning" / of_task
