@@ -62,15 +62,15 @@ def cuda(built):
 
 @pytest.fixture(scope="module")
 def emulated(built):
-    """The module's object, linked with an emulator in place of CUDA's runtime."""
+    """The module's object, linked with an emulator in place of CUDA's runtime, which PyTorch may have loaded for all."""
     given = os.environ.get("LAMINA_CUDA_EMULATOR", "")
     emulator = pathlib.Path(given) if given else ROOT.parent / "shared/cuda-emulator"
     if not (emulator / "machine.hpp").exists():
         pytest.skip("LAMINA_CUDA_EMULATOR names no emulator of CUDA")
     to = BUILD / "emulated"
     run(emulator / "build", to)
-    run("g++", "-shared", BUILD / "CMakeFiles/_cuda.dir/src/cuda.cu.o", next(BUILD.glob("libnanobind-static*.a")), f"-L{to}", "-lcudaemu",
-        f"-Wl,-rpath,{to}", "-o", to / "_cuda.so")
+    run("g++", "-shared", "-Wl,-Bsymbolic", BUILD / "CMakeFiles/_cuda.dir/src/cuda.cu.o", next(BUILD.glob("libnanobind-static*.a")),
+        *to.glob("*.o"), "-o", to / "_cuda.so")
 
 
 def test_it_says_by_name_that_there_is_no_device(cuda):
@@ -96,7 +96,7 @@ class Worker:
     call, and back after it."""
 
     def __init__(self, shapes, **options):
-        self._runtime = ctypes.CDLL(str(BUILD / "emulated/libcudaemu.so"))
+        self._runtime = ctypes.CDLL(str(BUILD / "emulated/_cuda.so"))
         self._real = imported(BUILD / "emulated/_cuda.so").Worker(shapes, **options)
 
     def __getattr__(self, name):  # of calls that take no address

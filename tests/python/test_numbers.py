@@ -149,7 +149,7 @@ def test_what_is_beyond_float16_is_counted():
     given = [torch.full((100,), 60000.0).half(), torch.ones(100).half()]
     models.backward(ddp, given)
     assert state.last.left_out_elements == 0
-    state.backend.add_all, add_all = lambda scale: add_all(1.5 * scale), state.backend.add_all
+    state.backend.add_all, add_all = lambda scale, agree: add_all(1.5 * scale, agree), state.backend.add_all
     models.backward(ddp, given)
     assert state.last.left_out_elements == 100 and model.all[0].grad[0] == 65504
 
