@@ -60,8 +60,10 @@ class CudaBackend(DeviceBackend):
             agree(self._guards["found_inf"])
         if isinstance(scale, torch.Tensor) or scale != 1:
             self._guards["inverse_scale"] = torch.as_tensor(scale, dtype=torch.float32, device=self._device).reshape(1)
-        self._is_encoded = False
         with self._stream() as stream:
+            if not self._is_encoded:  # a step that was given up: or these would be its next micro-batch
+                self._worker.select(stream)
+            self._is_encoded = False
             self._worker.accumulate(stream, **{name: each.data_ptr() for name, each in self._guards.items()})
         return 4 if agree is not None else 0
 
@@ -74,22 +76,21 @@ class CudaBackend(DeviceBackend):
             self._worker.copy_values(stream, values.data_ptr())
         largest = (values * self._divisors).max()  # of the norms, and no element is larger
         has_float16 = any(buffer.dtype is torch.float16 for buffer in self._buffers)
-        self._world_size = world_size
         return self._observed(values, self._gradients, [
             self._largest, largest, largest * world_size, largest * scale if has_float16 else self._limits[3]])
 
     def fetch(self, sums: torch.Tensor, own: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """Both on the host, which waits for them."""
-        self._agreed = sums[:len(self.fragments)] / self._world_size
         host = torch.cat([sums, own]).cpu()
         with self._stream() as stream:
             self.left_out_elements = self._worker.last_step(stream)["left_out_elements"]
         return host[:len(sums)], host[len(sums):]
 
     def select(self, agreed: torch.Tensor, held: bytes) -> List[int]:
-        flags = torch.frombuffer(bytearray(held), dtype=torch.uint8).to(self._device) if any(held) else None
+        # What the host has divided: a device does not round every quotient as it does.
+        values, flags = agreed.to(self._device), torch.frombuffer(bytearray(held), dtype=torch.uint8).to(self._device)
         with self._stream() as stream:
-            self._worker.select(stream, self._agreed.data_ptr(), 0 if flags is None else flags.data_ptr())
+            self._worker.select(stream, values.data_ptr(), flags.data_ptr())
         return super().select(agreed, held)
 
     def _encoded(self) -> torch.Tensor:

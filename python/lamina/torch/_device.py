@@ -304,7 +304,8 @@ class TorchBackend(DeviceBackend):
 
     def load(self, memory: memoryview) -> None:
         self.step, residual, velocity, expected = self._selector.load(memory)
-        self._expected = torch.frombuffer(expected, dtype=torch.float64)
+        # CudaBackend, which has no overlap, saves none.
+        self._expected = torch.frombuffer(expected, dtype=torch.float64) if len(expected) else torch.full_like(self._expected, torch.inf)
         for flat, numbers in ((self._residual, residual), (self._velocity, velocity)):
             if flat.numel():
                 copy_all(self._layers_in(flat), torch.split(torch.frombuffer(numbers, dtype=torch.float32).to(self._device), self._sizes))

@@ -372,7 +372,8 @@ class LayerDropping:
         return [layer for layer in range(len(self.names)) if layer not in arrived]
 
     def residual(self, name: str) -> torch.Tensor:
-        """What of a parameter's gradients waits on this rank: float32, a copy in the shape of the parameter. KeyError."""
+        """What of a parameter's gradients waits on this rank: float32, a copy in the shape of the parameter. KeyError. With backend "cuda" as
+        costly as state_dict()."""
         self._require_bound("residual")
         if name not in self.names:
             raise KeyError(f"there is no parameter {name!r} that requires a gradient")
