@@ -98,6 +98,10 @@ TEST_CASE("frames of a step: asynchronous, a step that is not complete waits for
   REQUIRE_FALSE(server.complete());
   REQUIRE_FALSE(server.add(frame({.step = 5, .sender = 0, .sequence = 1}, {1}, 2)));
   CHECK(update(server) == std::vector<float>{1, 1, 0, 0});
+  // Its next step counts its frames anew.
+  REQUIRE_FALSE(server.add(frame({.step = 6, .sender = 0, .is_last = false}, {0}, 2)));
+  REQUIRE_FALSE(server.add(frame({.step = 6, .sender = 0, .sequence = 1}, {3}, 2)));
+  CHECK(update(server) == std::vector<float>{1, 0, 0, 1});
 }
 
 TEST_CASE("a frame whose fate is unknown is not counted twice") {
