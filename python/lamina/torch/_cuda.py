@@ -17,7 +17,8 @@ Row = Tuple[int, int, str]  # of a layer's gradient: its address, its elements, 
 class CudaBackend(DeviceBackend):
     """The step's numbers by the kernels of lamina._cuda, a launch each for all layers: adding and measuring, selecting, writing what is
     sent in one piece, committing. What the host has to know of a selection it selects once more, by the same values; both are bitwise
-    identical. It waits as TorchBackend does. Gradients that are not finite are refused on the device, without a wait.
+    identical. It waits as TorchBackend does, and then reads the count of what was left out.
+    Gradients that are not finite are refused on the device, without a wait.
 
     Memory: the residual, the velocity with momentum, and what one step may send, from the last bucket to the end of the step only."""
 
@@ -143,10 +144,9 @@ class CudaBackend(DeviceBackend):
             return bytes(self._worker.save(stream))
 
     def load(self, memory: memoryview) -> None:
-        step = self._selector.load(memory)[0]
         with self._stream() as stream:
             self._worker.load(stream, bytes(memory))
-        self.step, self._is_encoded = step, True
+        self.step, self._is_encoded = self._selector.load(memory)[0], True
 
     def residual(self, layer: int) -> torch.Tensor:
         own = lamina.Selector(self._layout, **self._options).load(self.save())[1]

@@ -18,7 +18,7 @@ NORMS = {"mean_abs": (1, 1.0), "l1_norm": (1, 0.0), "l2_norm": (2, 0.0), "root_m
 class DeviceBackend:
     """What TorchBackend and CudaBackend share: where the gradients lie, and the decision, which is C++ on the host."""
 
-    looks_first = False  # it is not the host that looks whether gradients are finite before it adds them
+    looks_first = False  # gradients are added, or refused by the device, before the host knows whether they are finite
 
     def __init__(self, layout: lamina.Layout, options: lamina.Options, wire: str, device: torch.device) -> None:
         chosen = dataclasses.asdict(options)
