@@ -1,19 +1,11 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <span>
 #include <type_traits>
-#include <vector>
 
+#include "lamina/detail/residual_block.hpp"
 #include "lamina/half.hpp"
-#include "placed.hpp"
 #include "support.hpp"
 
 /// What the tests of the summation order share: values that are hard to add up, and what functors should give.
@@ -67,6 +59,22 @@ std::vector<G> numbers(kind of, std::mt19937& random, std::size_t count) {
   }
   return all;
 }
+
+/// The same numbers from `offset` elements behind the start of a cache line.
+template <class G>
+class placed {
+ public:
+  placed(std::span<const G> values, std::size_t offset) : memory_(offset + values.size()), offset_(offset) {
+    std::ranges::fill_n(memory_.begin(), static_cast<std::ptrdiff_t>(offset), G{});
+    std::ranges::copy(values, memory_.begin() + offset);
+  }
+  std::span<const G> values() const { return std::span(memory_).subspan(offset_); }
+  G* data() const { return memory_.data() + offset_; }
+
+ private:
+  lamina::detail::buffer<G> memory_;
+  std::size_t offset_;
+};
 
 /// What mean_abs, l1_norm, l2_norm, max_abs and signed_mean should give, by the literal summation order.
 template <class T>

@@ -18,31 +18,26 @@ To number(Bits bits) {
 }
 
 template <class G>
-struct special;
-template <>
-struct special<float> {
-  static float one() { return 1; }
-  static std::vector<float> bad() {
-    return {number<float>(0x7fc00000U), number<float>(0x7f800000U), number<float>(0xff800000U)};
+G one() {
+  if constexpr (lamina::half_element<G>) {
+    return lamina::saturating_round<G>(1);
+  } else {
+    return 1;
   }
-};
-template <>
-struct special<double> {
-  static double one() { return 1; }
-  static std::vector<double> bad() {
+}
+
+template <class G>
+std::vector<G> not_finite() {
+  if constexpr (std::is_same_v<G, float>) {
+    return {number<float>(0x7fc00000U), number<float>(0x7f800000U), number<float>(0xff800000U)};
+  } else if constexpr (std::is_same_v<G, double>) {
     return {number<double>(0x7ff8000000000000U), number<double>(0x7ff0000000000000U),
             number<double>(0xfff0000000000000U)};
+  } else if constexpr (std::is_same_v<G, lamina::float16>) {
+    return {{0x7e00}, {0x7c00}, {0xfc00}};
+  } else {
+    return {{0x7fc0}, {0x7f80}, {0xff80}};
   }
-};
-template <>
-struct special<lamina::float16> {
-  static lamina::float16 one() { return {0x3c00}; }
-  static std::vector<lamina::float16> bad() { return {{0x7e00}, {0x7c00}, {0xfc00}}; }
-};
-template <>
-struct special<lamina::bfloat16> {
-  static lamina::bfloat16 one() { return {0x3f80}; }
-  static std::vector<lamina::bfloat16> bad() { return {{0x7fc0}, {0x7f80}, {0xff80}}; }
-};
+}
 
 }  // namespace lamina_test

@@ -1,14 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cstddef>
-#include <random>
-#include <span>
-#include <string>
-#include <vector>
-
 #include "lamina/codec.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/selection.hpp"
 #include "lamina/worker.hpp"
 #include "support.hpp"
@@ -94,14 +87,13 @@ inline std::string sent_of(const lamina::selection& sent) {
   return all;
 }
 
-template <class T, class Representative>
-std::vector<T> residual_of(const lamina::worker<T, Representative>& worker) {
-  const auto elements = worker.residual().elements();
-  return {elements.begin(), elements.end()};
+auto copy_of(const auto& range) {
+  return std::vector(range.begin(), range.end());
 }
 
-inline std::vector<double> copy_of(std::span<const double> values) {
-  return {values.begin(), values.end()};
+template <class T, class Representative>
+std::vector<T> residual_of(const lamina::worker<T, Representative>& worker) {
+  return copy_of(worker.residual().elements());
 }
 
 /// Whether what was received of a worker and its residual are, element by element, what was added to it.

@@ -5,8 +5,6 @@
 #include "../support.hpp"
 #include "catch.hpp"
 #include "lamina/codec.hpp"
-#include "lamina/representative.hpp"
-#include "lamina/tensor.hpp"
 #include "lamina/worker.hpp"
 
 /// What every adapter promises, with REQUIRE alone since torch has a CHECK of its own.

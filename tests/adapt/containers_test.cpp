@@ -22,24 +22,19 @@
 #include "xtensor_headers.hpp"
 #endif
 
-using lamina_test::adapted_values;
-using lamina_test::contains;
-using lamina_test::require_readable;
-using lamina_test::require_tensor;
+using namespace lamina_test;
 
 // The example in the comment of tensor.hpp, word for word: CMakeLists.txt takes it from there.
 #include "documented_tensor.inc"
 
 TEST_CASE("own tensor: the specialisation that tensor.hpp documents works as it stands there") {
-  auto memory = lamina_test::adapted_values<float>();
+  auto memory = adapted_values<float>();
   const auto values = memory;
   my_tensor tensor{memory.data(), memory.size()};
-  lamina_test::require_tensor(tensor, memory.data(), values);
+  require_tensor(tensor, memory.data(), values);
 }
 
 namespace {
-
-using lamina_test::mdspan;
 
 struct of_other_references : mdspan<float> {
   using reference = float;
@@ -50,8 +45,7 @@ static_assert(!lamina::tensor<of_other_references>);
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("mdspan: what has no gaps is a tensor where it lies, in the order of its memory", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("mdspan: what has no gaps is a tensor where it lies", "", float, double) {
   auto memory = adapted_values<TestType>();
   const auto values = memory;
   mdspan<TestType> rows(memory.data(), 50, 100);
@@ -69,7 +63,7 @@ TEST_CASE("mdspan: what has gaps, or an element twice, is refused with what to p
   for (const mdspan<float>& each :
        {mdspan<float>(memory.data(), {{2, 3}, {4, 1}}), mdspan<float>(memory.data(), {{2, 3}, {3, 2}}),
         mdspan<float>(memory.data(), {{4, 4}, {0, 1}}), mdspan<float>(memory.data(), {{2, 3}, {5, 0}})}) {
-    lamina_test::require_refused<float>(each, "a contiguous copy", "without gaps");
+    require_refused<float>(each, "a contiguous copy", "without gaps");
   }
 }
 
@@ -122,20 +116,19 @@ struct described {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("dlpack: a contiguous tensor in host memory is a tensor where it lies", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("dlpack: what is contiguous in host memory is a tensor", "", float, double) {
   const auto values = adapted_values<TestType>();
   auto memory = values;
   described given(memory, {50, 100});
   for (const DLDeviceType device : {kDLCPU, kDLCUDAHost, kDLROCMHost}) {
     given.tensor.device.device_type = device;
-    lamina_test::require_tensor(given.tensor, memory.data(), values);
+    require_tensor(given.tensor, memory.data(), values);
   }
   given.set_strides({100, 1});
-  lamina_test::require_tensor(given.tensor, memory.data(), values);
+  require_tensor(given.tensor, memory.data(), values);
 
   DLManagedTensor managed{given.tensor, nullptr, nullptr};
-  lamina_test::require_tensor(managed, memory.data(), values);
+  require_tensor(managed, memory.data(), values);
 }
 
 TEST_CASE("dlpack: elements begin at the byte offset, and those of a const tensor are not written to") {
@@ -144,11 +137,11 @@ TEST_CASE("dlpack: elements begin at the byte offset, and those of a const tenso
   described given(memory, {2, 5});
   given.tensor.byte_offset = 16;
   const DLTensor& constant = given.tensor;
-  lamina_test::require_readable(constant, memory.data() + 4, rest);
+  require_readable(constant, memory.data() + 4, rest);
   const auto write = [&] { (void)lamina::writable_elements_of<float>(constant); };
-  CHECK(contains(lamina_test::message_of<std::invalid_argument>(write), "const"));
+  CHECK(contains(message_of<std::invalid_argument>(write), "const"));
   given.tensor.byte_offset = 2;
-  lamina_test::require_refused<float>(given.tensor, "a multiple of the 4 bytes");
+  require_refused<float>(given.tensor, "a multiple of the 4 bytes");
 }
 
 TEST_CASE("dlpack: tensors without elements and of no dimension are tensors") {
@@ -172,7 +165,7 @@ TEST_CASE("dlpack: what is not contiguous in row-major order is refused") {
   for (const auto& strides :
        std::vector<std::vector<std::int64_t>>{{1, 2}, {6, 2}, {4, 1}, {0, 1}, {3, -1}}) {
     given.set_strides(strides);
-    lamina_test::require_refused<float>(given.tensor, "not contiguous");
+    require_refused<float>(given.tensor, "not contiguous");
   }
 }
 
@@ -181,7 +174,7 @@ TEST_CASE("dlpack: other devices, types and broken shapes are refused") {
   const auto refused = [&](const std::string& sentence, const auto& breaks) {
     described given(memory, {6});
     breaks(given);
-    lamina_test::require_refused<float>(given.tensor, sentence);
+    require_refused<float>(given.tensor, sentence);
   };
   refused("not in host memory (device type 2): copy it to the CPU",
           [](described& it) { it.tensor.device.device_type = kDLCUDA; });
@@ -200,10 +193,10 @@ TEST_CASE("dlpack: other devices, types and broken shapes are refused") {
     it.tensor.byte_offset = 64;
   });
   described huge(memory, {std::numeric_limits<std::int64_t>::max(), 4});
-  lamina_test::require_refused<float>(huge.tensor, "overflows");
+  require_refused<float>(huge.tensor, "overflows");
   described beyond_signed(memory, {std::int64_t{1} << 62, 3});
   beyond_signed.set_strides({3, 1});
-  lamina_test::require_refused<float>(beyond_signed.tensor, "number of bytes of the shape overflows");
+  require_refused<float>(beyond_signed.tensor, "number of bytes of the shape overflows");
 }
 
 TEMPLATE_TEST_CASE("dlpack: gradients may be float16 or bfloat16", "", lamina::float16, lamina::bfloat16) {
@@ -215,10 +208,10 @@ TEMPLATE_TEST_CASE("dlpack: gradients may be float16 or bfloat16", "", lamina::f
     values.push_back(lamina::to_float(memory.back()));
   }
   described given(memory, {50, 100});
-  lamina_test::require_functors(given.tensor, values);
-  lamina::residual_accumulator<float> residual(lamina_test::model_of({5000}));
-  lamina_test::accumulate(residual, 0, given.tensor);
-  REQUIRE(lamina_test::same_bits(residual[0], values));
+  require_functors(given.tensor, values);
+  lamina::residual_accumulator<float> residual(model_of({5000}));
+  accumulate(residual, 0, given.tensor);
+  REQUIRE(same_bits(residual[0], values));
 }
 
 #if defined(DLPACK_MAJOR_VERSION) && DLPACK_MAJOR_VERSION >= 1
@@ -233,10 +226,10 @@ TEST_CASE("dlpack: a versioned tensor is read, and written unless it says that i
   managed.flags = DLPACK_FLAG_BITMASK_READ_ONLY;
   require_readable(std::as_const(managed), memory.data(), values);
   const auto write = [&] { (void)lamina::writable_elements_of<float>(managed); };
-  CHECK(contains(lamina_test::message_of<std::invalid_argument>(write), "read only"));
+  CHECK(contains(message_of<std::invalid_argument>(write), "read only"));
   managed.version.major = DLPACK_MAJOR_VERSION + 1;
   const auto read = [&] { (void)lamina::elements_of<float>(managed); };
-  CHECK(contains(lamina_test::message_of<std::invalid_argument>(read), "version"));
+  CHECK(contains(message_of<std::invalid_argument>(read), "version"));
 }
 #endif
 #endif
@@ -257,8 +250,7 @@ void require_filled(Tensor tensor, const std::vector<T>& values) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("eigen: matrices and arrays are tensors where they lie, in the order of their memory", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("eigen: matrices and arrays are tensors where they lie", "", float, double) {
   const auto values = adapted_values<TestType>();
   require_filled(matrix<TestType, Eigen::ColMajor>(50, 100), values);
   require_filled(matrix<TestType, Eigen::RowMajor>(50, 100), values);
@@ -315,7 +307,7 @@ TEST_CASE("eigen: what has no gaps is a tensor even as a block, transpose or vie
 
   // Gaps that are known at run time are refused with what to write.
   const auto refused = [](auto&& tensor) {
-    lamina_test::require_refused<double>(tensor, ".eval()", "write into an Eigen::Matrix");
+    require_refused<double>(tensor, ".eval()", "write into an Eigen::Matrix");
   };
   refused(m.row(1));
   refused(m.block(1, 1, 2, 2));
@@ -360,8 +352,7 @@ Tensor filled(const std::vector<T>& values) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("xtensor: containers are tensors where they lie, in the order of their memory", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("xtensor: containers are tensors where they lie", "", float, double) {
   const auto values = adapted_values<TestType>();
   const auto check = [&](auto tensor) { require_tensor(tensor, tensor.data(), values); };
   check(filled<xt::xarray<TestType>>(values));
@@ -414,8 +405,7 @@ TEST_CASE("xtensor: strides known at run time must be dense") {
   for (const auto& gaps : {strided({2, 3}, {4, 1}), strided({2, 3}, {1, 4}), strided({3, 2}, {4, 2}),
                            strided({4, 3}, {0, 1}), strided({2, 2, 2}, {2, 4, 1})}) {
     const auto read = [&] { (void)lamina::elements_of<float>(gaps); };
-    REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(read),
-                                  "assign it to an xt::xarray"));
+    REQUIRE(contains(message_of<std::invalid_argument>(read), "assign it to an xt::xarray"));
     REQUIRE_THROWS_AS(lamina::mean_abs{}(gaps), std::invalid_argument);
   }
 }

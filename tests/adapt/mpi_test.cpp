@@ -95,8 +95,7 @@ void any_rank() {
   expect(receive(2, 4, world).size() == 10, "its message has 10 bytes");
 }
 
-template <class Call>
-int rank_that_was_lost(Call call) {
+int rank_that_was_lost(const auto& call) {
   const auto begin = std::chrono::steady_clock::now();
   try {
     call();

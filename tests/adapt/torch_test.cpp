@@ -11,9 +11,7 @@
 
 namespace {
 
-using lamina_test::adapted_values;
-using lamina_test::require_readable;
-using lamina_test::require_tensor;
+using namespace lamina_test;
 
 template <class T>
 constexpr at::ScalarType type_of = std::same_as<T, float> ? at::kFloat : at::kDouble;
@@ -94,12 +92,12 @@ TEST_CASE("torch: what is no dense float or double CPU tensor is refused with wh
     require_refused(at::zeros({4}, type), ".to(torch::kFloat)");
   }
   REQUIRE(lamina::elements_of<float>(at::_neg_view(at::ones({4})).resolve_neg())[0] == -1);
-  const auto message = [](auto call) { return lamina_test::message_of<std::invalid_argument>(call); };
-  REQUIRE(lamina_test::contains(message([] { (void)lamina::elements_of<float>(at::ones({4}, at::kHalf)); }),
-                                "float asked for: pass a converted copy"));
-  REQUIRE(lamina_test::contains(message([] { (void)lamina::writable_elements_of<double>(at::ones({4})); }),
-                                "double asked for: pass a converted copy; to write into it, write into one "
-                                "and copy that"));
+  const auto message = [](auto call) { return message_of<std::invalid_argument>(call); };
+  REQUIRE(contains(message([] { (void)lamina::elements_of<float>(at::ones({4}, at::kHalf)); }),
+                   "float asked for: pass a converted copy"));
+  REQUIRE(contains(message([] { (void)lamina::writable_elements_of<double>(at::ones({4})); }),
+                   "double asked for: pass a converted copy; to write into it, write into one "
+                   "and copy that"));
 }
 
 TEMPLATE_TEST_CASE("torch: gradients may be Half or BFloat16", "", lamina::float16, lamina::bfloat16) {
@@ -112,10 +110,10 @@ TEMPLATE_TEST_CASE("torch: gradients may be Half or BFloat16", "", lamina::float
   const auto held = std::get<std::span<TestType>>(lamina::tensor_traits<at::Tensor>::elements(half));
   REQUIRE(held.data() == half.data_ptr());
   REQUIRE(held.size() == 5000);
-  lamina_test::require_functors(half, std::vector<float>(values.begin(), values.end()));
-  lamina::residual_accumulator<float> residual(lamina_test::model_of({5000}));
-  REQUIRE(lamina_test::accumulate(residual, 0, half) == lamina::mean_abs{}(back));
-  REQUIRE(lamina_test::same_bits(residual[0], values));
+  require_functors(half, std::vector<float>(values.begin(), values.end()));
+  lamina::residual_accumulator<float> residual(model_of({5000}));
+  REQUIRE(accumulate(residual, 0, half) == lamina::mean_abs{}(back));
+  REQUIRE(same_bits(residual[0], values));
 }
 
 TEST_CASE("torch: a device takes dense CUDA tensors of each type where they lie, and the host refuses them") {
@@ -134,7 +132,7 @@ TEST_CASE("torch: a device takes dense CUDA tensors of each type where they lie,
   }
   const auto refused = [](const at::Tensor& tensor, const std::string& sentence) {
     const auto make = [&] { (void)lamina::cuda::device_tensor(tensor); };
-    REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(make), sentence));
+    REQUIRE(contains(message_of<std::invalid_argument>(make), sentence));
   };
   refused(at::ones({4}), "is on cpu");
   refused(at::ones({4}), ".cuda()");
@@ -169,7 +167,7 @@ TEST_CASE("torch: a module is a layout, by itself and by what holds it") {
     REQUIRE(model[1].name == "bias");
   }
   const auto undefined = [] { (void)lamina::layout_of(module{{{"none", at::Tensor()}}}); };
-  REQUIRE(lamina_test::contains(lamina_test::message_of<std::invalid_argument>(undefined), "'none'"));
+  REQUIRE(contains(message_of<std::invalid_argument>(undefined), "'none'"));
 }
 
 TEST_CASE("torch: gradients are handles, and undefined where there is none") {

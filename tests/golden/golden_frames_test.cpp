@@ -2,20 +2,13 @@
 // Frames kept as files: each is written again bitwise, and decodes to the same elements, for ever. The table golden/frames.txt says
 // what they are. With LAMINA_WRITE_GOLDEN_FRAMES=1 in the environment the first test writes the files that the table names and that
 // are missing; it never writes one anew.
-#include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <map>
-#include <span>
 #include <sstream>
-#include <string>
-#include <vector>
 
 #include "catch.hpp"
 #include "lamina/codec.hpp"
@@ -112,9 +105,8 @@ const golden_table& table() {
       } else if (kind == "file") {
         words >> name;
         std::ifstream other(directory / name);
-        while (std::getline(other, line)) {
+        while (std::getline(other, line))
           if (!line.starts_with('#')) layers->push_back(layer_of(std::istringstream(line)));
-        }
       } else if (kind == "means") {
         made.specials.back().means.assign(std::istream_iterator<std::string>(words), {});
       } else {
@@ -218,8 +210,7 @@ void check_size(const golden_row& row, const lamina::layout& model) {
   if (row.present == "all") CHECK(lamina::largest_frame_bytes<T>(model, row.header.payload) == row.bytes);
 }
 
-template <class OfFloat, class OfDouble>
-void for_each_row(const std::vector<golden_row>& rows, const OfFloat& of_float, const OfDouble& of_double) {
+void for_each_row(const std::vector<golden_row>& rows, const auto& of_float, const auto& of_double) {
   for (const golden_row& row : rows) {
     INFO(row.file << row.model << ", payload type " << static_cast<int>(row.header.payload));
     const lamina::layout model(table().models.at(row.model));
@@ -230,8 +221,7 @@ void for_each_row(const std::vector<golden_row>& rows, const OfFloat& of_float, 
 
 }  // namespace
 
-TEST_CASE(
-    "golden frames: written again they are bitwise identical, and decode to the elements of the formula") {
+TEST_CASE("golden frames: are written again bitwise, and decode to the elements of the formula") {
   for_each_row(table().frames, check_frame<float>, check_frame<double>);
 }
 

@@ -72,13 +72,13 @@ def model_named(text: str) -> list[Layer]:
     return model
 
 
-class FrameError(Exception):
-    """A frame that is refused; its text is the page's name for the reason."""
+class Refused(Exception):
+    """What is refused; its text is the page's name for the reason."""
 
 
 def refuse_if(bad: bool, name: str) -> None:
     if bad:
-        raise FrameError(name)
+        raise Refused(name)
 
 
 def bytes_before_payload(layers: int, user: int = 0) -> int:
@@ -140,7 +140,7 @@ class Frame(NamedTuple):
 
 
 def read_frame(data: bytes, model: list[Layer], element_type: str | None = None) -> Frame:
-    """Raises FrameError. `element_type` is the reader's own, "float" or "double"; without one, the frame's will do."""
+    """Raises Refused. `element_type` is the reader's own, "float" or "double"; without one, the frame's will do."""
     refuse_if(len(data) < HEADER.size, "truncated")
     (magic, version, element_code, kind, flags, sender, step, fingerprint, layers, sequence, payload_code, user_bytes,
      payload_bytes, run, reserved, checksum) = HEADER.unpack_from(data)
@@ -183,7 +183,7 @@ def main() -> None:
     model = model_named(options.model)
     try:
         frame = read_frame(options.frame.read_bytes(), model)
-    except FrameError as refusal:
+    except Refused as refusal:
         sys.exit(f"{options.frame}: {refusal}")
     print(f"{frame.kind} of step {frame.step}, sender {frame.sender}, run {frame.run}, frame {frame.sequence}"
           f"{', the last' if frame.is_last else ''}\nelements: {frame.element_type}, written as {frame.payload_type}")

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from read_frame import Refused, refuse_if
 from xxh3 import xxh3_64
 
 PACKET = struct.Struct("<4sBBBBHHIIIIIQIIQ")
@@ -25,10 +26,6 @@ KNOWN_FLAGS = 3
 KNOWN_TAGS = 7
 TYPES = {1: "HELLO", 2: "BEGIN", 3: "READY", 4: "REPORT", 5: "PROBE", 6: "WANTED", 7: "STOP", 8: "ABORT",
          10: "PING", 11: "PONG", 12: "BYE", 13: "TICK"}
-
-
-class PacketError(Exception):
-    """What is refused; its text is the page's name for the reason."""
 
 
 class Packet(NamedTuple):
@@ -53,13 +50,8 @@ class Control(NamedTuple):
     body: bytes
 
 
-def refuse_if(bad: bool, name: str) -> None:
-    if bad:
-        raise PacketError(name)
-
-
 def read_packet(datagram: bytes, secret: int) -> Packet:
-    """Raises PacketError. Whether fragment, chunk and sizes are those of a layout is for who knows it."""
+    """Raises Refused. Whether fragment, chunk and sizes are those of a layout is for who knows it."""
     refuse_if(len(datagram) < PACKET.size, "truncated")
     (magic, version, flags, tag, reserved, sender, receiver, transfer, fragment, chunk, chunks, transmission, offset,
      data_bytes, sent_at, check) = PACKET.unpack_from(datagram)
@@ -73,7 +65,7 @@ def read_packet(datagram: bytes, secret: int) -> Packet:
 
 
 def read_control(message: bytes, secret: int) -> Control:
-    """Raises PacketError."""
+    """Raises Refused."""
     refuse_if(len(message) < CONTROL.size, "truncated")
     body_bytes, kind, version, reserved, transfer, round_, check = CONTROL.unpack_from(message)
     body = message[CONTROL.size:]
@@ -94,7 +86,7 @@ def main() -> None:
     try:
         data = options.file.read_bytes()
         print((read_packet if data[:4] == PACKET_MAGIC else read_control)(data, options.secret))
-    except PacketError as refusal:
+    except Refused as refusal:
         sys.exit(f"{options.file}: {refusal}")
 
 

@@ -15,8 +15,8 @@ sys.dont_write_bytecode = True
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from read_frame import FrameError, elements_of, fingerprint_of, lines_of, model_named, read_frame  # noqa: E402
-from read_packet import PACKET, TYPES, PacketError, read_control, read_packet  # noqa: E402
+from read_frame import Refused, elements_of, fingerprint_of, lines_of, model_named, read_frame  # noqa: E402
+from read_packet import PACKET, TYPES, read_control, read_packet  # noqa: E402
 from xxh3 import xxh3_64  # noqa: E402
 
 TABLE = HERE / "frames.txt"
@@ -66,7 +66,7 @@ class Readers(unittest.TestCase):
 def refusal_of(read: Callable[[], object]) -> str:
     try:
         read()
-    except (FrameError, PacketError) as refusal:
+    except Refused as refusal:
         return str(refusal)
     return ""
 

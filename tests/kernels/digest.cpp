@@ -3,25 +3,11 @@
 // optimization and machine prints them: see CMakeLists.txt. tests/unit compares one of these with the literal order of operations.
 #include <xxhash.h>
 
-#include <array>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
 #include <cstdio>
-#include <initializer_list>
-#include <limits>
-#include <random>
-#include <span>
-#include <string>
-#include <type_traits>
-#include <vector>
 
 #include "accumulate.hpp"
 #include "kernel_cases.hpp"
 #include "lamina/lamina.hpp"
-#include "placed.hpp"
-#include "signed_mean.hpp"
-#include "support.hpp"
 
 namespace {
 

@@ -37,6 +37,12 @@ function(expect_equal what actual expected)
   endif()
 endfunction()
 
+function(expect_match what actual expected)
+  if(NOT "${actual}" MATCHES "${expected}")
+    message(FATAL_ERROR "${what} is '${actual}', expected '${expected}'")
+  endif()
+endfunction()
+
 # configure(source build options...): of a consumer, with the compiler of these tests and no build type.
 set(configure "${CMAKE_COMMAND}" -G "${GENERATOR}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}")
 macro(configure source build)

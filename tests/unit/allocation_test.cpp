@@ -1,20 +1,8 @@
 // SPDX-License-Identifier: MIT
-#include <algorithm>
-#include <array>
-#include <atomic>
-#include <cstddef>
-#include <cstdlib>
-#include <cstring>
-#include <limits>
 #include <memory_resource>
-#include <new>
-#include <random>
-#include <span>
 #include <stdexcept>
 #include <tuple>
-#include <utility>
 
-#include "catch.hpp"
 #include "counted_allocations.hpp"
 #include "frames.hpp"
 #include "lamina/detail/residual_block.hpp"
@@ -22,14 +10,6 @@
 #include "lamina/local/local.hpp"
 
 namespace lamina_test::allocation_test {
-
-TEST_CASE("allocation: allocations are counted") {
-  int* volatile kept = nullptr;  // so that the compiler does not leave the allocation out
-  CHECK(allocations_of([&] { kept = new int(1); }) == 1);
-  delete kept;
-  CHECK(allocations_of([] {}) == 0);
-  CHECK(allocations_of([] { lamina::residual_accumulator<float> residual(model_of({100})); }) > 2);
-}
 
 TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step", "", float, double) {
   std::mt19937 random(301);
@@ -58,7 +38,7 @@ TEMPLATE_TEST_CASE("allocation: a worker allocates nothing after its first step"
         if (t % 4 != 0) step.commit();
       }
     });
-    if (t > 1) CHECK(count == 0);
+    CHECK((count > 0) == (t == 1));
   }
 }
 
@@ -205,31 +185,24 @@ TEST_CASE("allocation: decode allocates by the layout, not by what the bytes cla
   CHECK(view.layers() == 0);
 }
 
-namespace {
-
-using lamina::detail::buffer;
-
-// Hands out bytes of 0xa5, and keeps what was asked for, and given back, last.
-class counting_resource final : public std::pmr::memory_resource {
- public:
-  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    asked = {::operator new (bytes, std::align_val_t{alignment}), bytes, alignment};
-    ++allocations;
-    return std::memset(std::get<0>(asked), 0xa5, bytes);
-  }
-  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) noexcept override {
-    returned = {memory, bytes, alignment};
-    ::operator delete (memory, std::align_val_t{alignment});
-  }
-  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override { return this == &other; }
-
-  std::size_t allocations = 0;
-  std::tuple<void*, std::size_t, std::size_t> asked, returned;  // bytes and alignment
-};
-
-}  // namespace
-
 TEST_CASE("buffer: the memory of a resource is not touched, and goes back to it; too much is refused") {
+  // Hands out bytes of 0xa5, and keeps what was asked for, and given back, last.
+  struct counting_resource final : std::pmr::memory_resource {
+    void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+      asked = {::operator new (bytes, std::align_val_t{alignment}), bytes, alignment};
+      ++allocations;
+      return std::memset(std::get<0>(asked), 0xa5, bytes);
+    }
+    void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) noexcept override {
+      returned = {memory, bytes, alignment};
+      ::operator delete (memory, std::align_val_t{alignment});
+    }
+    bool do_is_equal(const memory_resource& other) const noexcept override { return this == &other; }
+
+    std::size_t allocations = 0;
+    std::tuple<void*, std::size_t, std::size_t> asked, returned;  // bytes and alignment
+  };
+  using lamina::detail::buffer;
   counting_resource resource;
   {
     const buffer<double> memory(1000, &resource);

@@ -1,13 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Bytes in: what decode() and peek() refuse, and by what name.
-#include <algorithm>
-#include <cstdint>
-#include <limits>
 #include <stdexcept>
 
-#include "catch.hpp"
 #include "frames.hpp"
-#include "support.hpp"
 
 namespace lamina_test::decoder_test {
 
@@ -35,6 +30,20 @@ bytes claiming(const lamina::layout& model, payload_type type, std::byte presenc
   std::memcpy(frame.data(), &header, sizeof header);
   frame[bitmap_at] = presence;
   return frame;
+}
+
+// What peek() says, which gives nothing on an error.
+errc refusal_of_peek(std::span<const std::byte> first_bytes) {
+  std::error_code error = make_error_code(errc::bad_magic);
+  const lamina::frame_info info = lamina::peek(first_bytes, error);
+  if (error) CHECK(info == lamina::frame_info{});
+  return static_cast<errc>(error.value());
+}
+lamina::frame_info peeked(std::span<const std::byte> first_bytes) {
+  std::error_code error;
+  const lamina::frame_info info = lamina::peek(first_bytes, error);
+  REQUIRE_FALSE(error);
+  return info;
 }
 
 }  // namespace
@@ -141,8 +150,7 @@ TEST_CASE("decoder: every truncation, longer copy and flipped bit is refused by 
   }
 }
 
-TEMPLATE_TEST_CASE("decoder: of a model whose bytes cannot be counted, no frame has those layers", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("decoder: no frame has layers whose bytes cannot be counted", "", float, double) {
   constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
   for (const payload_type type : payload_types) {
     const auto refused = [&](const std::vector<std::size_t>& sizes, unsigned presence, std::size_t elements) {
@@ -214,24 +222,6 @@ TEST_CASE("decoder: output that overlaps the payload is refused and nothing is w
     CHECK_NOTHROW(view.restore(3, dropped.first(0)));
   }
 }
-
-namespace {
-
-// It gives nothing on an error.
-errc refusal_of_peek(std::span<const std::byte> first_bytes) {
-  std::error_code error = make_error_code(errc::bad_magic);
-  const lamina::frame_info info = lamina::peek(first_bytes, error);
-  if (error) CHECK(info == lamina::frame_info{});
-  return static_cast<errc>(error.value());
-}
-lamina::frame_info peeked(std::span<const std::byte> first_bytes) {
-  std::error_code error;
-  const lamina::frame_info info = lamina::peek(first_bytes, error);
-  REQUIRE_FALSE(error);
-  return info;
-}
-
-}  // namespace
 
 TEST_CASE("peek: of the first 64 bytes, and a size that cannot be counted is refused") {
   constexpr std::uint64_t most = std::numeric_limits<std::size_t>::max();

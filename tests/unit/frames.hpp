@@ -1,30 +1,20 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <span>
-#include <string>
 #include <system_error>
-#include <vector>
 
 #include "catch.hpp"
-#include "lamina/codec.hpp"
 #include "lamina/frame.hpp"
 #include "steps.hpp"
 
 /// What the tests of frames share: frames of every payload type, the same with another header, and what decode() says of them.
 namespace lamina_test {
 
-inline constexpr std::array payload_types = {lamina::payload_type::as_is, lamina::payload_type::float16,
-                                             lamina::payload_type::bfloat16, lamina::payload_type::int8,
-                                             lamina::payload_type::int4};
-/// With that of gradients and updates only.
 inline constexpr std::array all_payload_types = {
     lamina::payload_type::as_is, lamina::payload_type::float16, lamina::payload_type::bfloat16,
     lamina::payload_type::int8,  lamina::payload_type::int4,    lamina::payload_type::ternary};
+/// Without the last, which is of gradients and updates only.
+inline constexpr auto payload_types = std::span(all_payload_types).first<5>();
 /// Where the bits and the layers begin in a frame of at most 512 layers.
 inline constexpr std::size_t bitmap_at = 64;
 inline constexpr std::size_t payload_at = 128;
@@ -85,8 +75,7 @@ inline bytes sealed(bytes frame) {
   std::memcpy(frame.data(), &header, sizeof header);
   return frame;
 }
-template <class Change>
-bytes with_header(bytes frame, const Change& change) {
+bytes with_header(bytes frame, const auto& change) {
   lamina::detail::wire_header header = lamina::detail::read_header(frame);
   change(header);
   std::memcpy(frame.data(), &header, sizeof header);

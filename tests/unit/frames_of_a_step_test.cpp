@@ -1,17 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Several frames of a step, frames that may repeat an earlier step, and the caller's own bytes in a frame.
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <span>
 #include <stdexcept>
-#include <vector>
 
-#include "catch.hpp"
 #include "frames.hpp"
-#include "lamina/codec.hpp"
 #include "lamina/server.hpp"
-#include "lamina/worker.hpp"
 
 namespace lamina_test::frames_of_a_step_test {
 
@@ -25,12 +17,9 @@ tensors<float> gradients(float of_all) {
   return all;
 }
 
-lamina::selection of(const std::vector<std::size_t>& layers) {
-  return some_of(model, layers);
-}
 // A frame of these layers, whose elements are all `value`.
 bytes frame(const lamina::frame_header& header, const std::vector<std::size_t>& layers, float value = 1) {
-  return frame_of(of(layers), gradients(value), header);
+  return frame_of(some_of(model, layers), gradients(value), header);
 }
 
 // The first element of each layer's mean; 0 for one that did not arrive.
@@ -47,14 +36,14 @@ std::vector<float> update(lamina::server<float>& server) {
 TEST_CASE("frames of a step: what is ready goes first, and the last frame ends the step") {
   lamina::worker<float> worker(model, {.drop_ratio = 0});
   lamina::server<float> server(model);
-  auto step = worker.begin(of({0, 1, 3}));
+  auto step = worker.begin(some_of(model, {0, 1, 3}));
   step.add(3, std::vector<float>(4, 1.0F));
-  const bytes first = step.frame(of({3}), false).to_bytes();
-  REQUIRE_THROWS_AS(step.frame(of({0}), false), std::logic_error);  // it has no gradient yet
+  const bytes first = step.frame(some_of(model, {3}), false).to_bytes();
+  REQUIRE_THROWS_AS(step.frame(some_of(model, {0}), false), std::logic_error);  // it has no gradient yet
   step.add(0, std::vector<float>(3, 2.0F));
   step.add(1, std::vector<float>(2, 3.0F));
-  REQUIRE_THROWS_AS(step.frame(of({3}), false), std::logic_error);  // it was in a frame
-  const bytes second = step.frame(of({0, 1}), true).to_bytes();
+  REQUIRE_THROWS_AS(step.frame(some_of(model, {3}), false), std::logic_error);  // it was in a frame
+  const bytes second = step.frame(some_of(model, {0, 1}), true).to_bytes();
   step.commit();
 
   const auto view = lamina::decode<float>(first, model);
@@ -67,15 +56,15 @@ TEST_CASE("frames of a step: what is ready goes first, and the last frame ends t
 
 TEST_CASE("frames of a step: a layer that was in a frame takes no further gradient") {
   lamina::worker<float> worker(model);
-  auto step = worker.begin(of({0, 3}));
+  auto step = worker.begin(some_of(model, {0, 3}));
   step.add(3, std::vector<float>(4, 1.0F));
-  (void)step.frame(of({3}), false);
+  (void)step.frame(some_of(model, {3}), false);
   REQUIRE_THROWS_AS(step.add(3, std::vector<float>(4, 1.0F)), std::logic_error);
   REQUIRE_THROWS_AS(step.add(gradients(1)), std::logic_error);
   step.add(0, std::vector<float>(3, 1.0F));
   step.add(0, std::vector<float>(3, 1.0F));  // not sent yet
   step.skip(1);
-  const bytes last = step.frame(of({0}), true).to_bytes();
+  const bytes last = step.frame(some_of(model, {0}), true).to_bytes();
   CHECK(lamina::decode<float>(last, model).layer(0)[0] == 2);
 }
 

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Numbers that are hard on a residual, and what it does with them over a long time.
-#include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstdint>
-#include <limits>
-#include <random>
 
 #include "accumulate.hpp"
-#include "catch.hpp"
 #include "frames.hpp"
 #include "lamina/lamina.hpp"
 #include "special_numbers.hpp"
@@ -19,19 +13,6 @@
 
 namespace lamina_test::numbers_test {
 
-namespace {
-
-// Every lane of the first row, every lane and the seams around the end of the first block, every element of the tail.
-std::vector<std::size_t> places_in(std::size_t length) {
-  std::vector<std::size_t> places;
-  for (std::size_t i = 0; i < length; ++i) {
-    if (i < 64 || i >= 4032) places.push_back(i);
-  }
-  return places;
-}
-
-}  // namespace
-
 TEMPLATE_TEST_CASE("numbers: NaN and infinity are refused or left out in every lane, block and tail", "",
                    (std::pair<float, float>), (std::pair<double, double>),
                    (std::pair<float, lamina::float16>), (std::pair<float, lamina::bfloat16>)) {
@@ -41,18 +22,19 @@ TEMPLATE_TEST_CASE("numbers: NaN and infinity are refused or left out in every l
     const lamina::layout model({{"before", {3}}, {"middle", {length}}, {"after", {1}}});
     lamina::residual_accumulator<T> whole(model);
     lamina::residual_accumulator<T> each(model, {.non_finite = lamina::non_finite::skip});
-    std::vector<G> gradient(length, special<G>::one());
+    std::vector<G> gradient(length, one<G>());
     for (auto* residual : {&whole, &each}) accumulate(*residual, 1, gradient);
     std::vector<T> expected(model.elements(), T(0));
     std::fill_n(expected.begin() + 3, length, T(1));
     const std::vector<T> before = expected;
     std::size_t left_out = 0;
-    for (const G bad : special<G>::bad()) {
-      for (const std::size_t place : places_in(length)) {
+    for (const G bad : not_finite<G>()) {
+      // Every lane of the first row, every lane and the seams around the end of the first block, every element of the tail.
+      for (std::size_t place = 0; place < length; place += place == 63 ? 3969 : 1) {
         gradient[place] = bad;
         if (!throws<lamina::non_finite_gradient>([&] { accumulate(whole, 1, gradient); })) FAIL("accepted");
         const double value = accumulate(each, 1, gradient);
-        gradient[place] = special<G>::one();
+        gradient[place] = one<G>();
         for (std::size_t i = 0; i < length; ++i) expected[3 + i] += i == place ? T(0) : T(1);
         const bool is_untouched = same_bits(whole.elements(), before);
         const bool is_left_out =
@@ -67,8 +49,7 @@ TEMPLATE_TEST_CASE("numbers: NaN and infinity are refused or left out in every l
   }
 }
 
-TEMPLATE_TEST_CASE("numbers: at the largest number the rounding of the sum decides, to half a unit of it", "",
-                   float, double) {
+TEMPLATE_TEST_CASE("numbers: at the largest number the rounding of the sum decides", "", float, double) {
   using limits = std::numeric_limits<TestType>;
   const TestType half_unit = std::ldexp(TestType(1), limits::max_exponent - limits::digits - 1);
   const std::size_t elements = 4096 + 9;
@@ -112,8 +93,7 @@ class flushed_denormals {
 };
 
 // Out of line, so that no arithmetic moves across the switch.
-template <class Call>
-[[gnu::noinline]] void flushing(const Call& call) {
+[[gnu::noinline]] void flushing(const auto& call) {
   const flushed_denormals guard;
   call();
 }
@@ -125,9 +105,7 @@ T flush(T x) {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE(
-    "numbers: where the thread flushes denormals, they count as zeros and nothing else changes", "", float,
-    double) {
+TEMPLATE_TEST_CASE("numbers: denormals count as zeros where the thread flushes them", "", float, double) {
   std::mt19937 random(72);
   for (const auto check : {lamina::non_finite::refuse, lamina::non_finite::skip}) {
     for (const std::size_t length : {1, 63, 64, 300, 4097}) {
@@ -174,18 +152,6 @@ TEST_CASE("numbers: frames of normal numbers are bitwise identical where denorma
     flushing([&] { got = run(); });
     REQUIRE(got == expected);
   }
-}
-
-TEST_CASE("numbers: float16 is converted alike where denormals are flushed") {
-  bool is_same = true;
-  flushing([&] {
-    for (std::uint32_t bits = 0; bits < 0x7c00; ++bits) {
-      const lamina::float16 half{static_cast<std::uint16_t>(bits)};
-      is_same &= lamina::saturating_round<lamina::float16>(lamina::to_float(half)) == half;
-      is_same &= bits == 0 || std::bit_cast<std::uint32_t>(lamina::to_float(half)) != 0;
-    }
-  });
-  CHECK(is_same);
 }
 #endif
 

@@ -3,16 +3,11 @@
 #include "lamina/options.hpp"
 
 #include <cmath>
-#include <limits>
-#include <random>
-#include <vector>
 
 #include "catch.hpp"
 #include "lamina/decision.hpp"
-#include "lamina/layout.hpp"
 #include "lamina/threshold.hpp"
 #include "steps.hpp"
-#include "support.hpp"
 
 namespace lamina_test::options_test {
 
@@ -23,6 +18,7 @@ using lamina::worker_options;
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
+constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
 
 /// What a selector without a history sends for these values.
 std::string decided(const lamina::layout& model, const worker_options& options,
@@ -105,8 +101,7 @@ TEST_CASE("budget: one that comes with a resume owes nothing for what was sent w
   CHECK(sent >= 9);
 }
 
-TEST_CASE(
-    "budget: of equal values the first in the model are sent as far as they fit, also of infinite ones") {
+TEST_CASE("budget: of equal values the first in the model are sent, as far as they fit") {
   const lamina::layout model = model_of({4, 2, 0, 3, 1, 10});  // 20 elements
   const auto sent_with = [&](double budget, const std::vector<double>& values,
                              const std::vector<char>& held = {}) {
@@ -190,12 +185,6 @@ TEST_CASE("selector: another number of values, flags or ages is refused, and cha
   CHECK(decisions.threshold() == 2);
 }
 
-namespace {
-constexpr double nan_value = std::numeric_limits<double>::quiet_NaN();
-constexpr std::size_t huge = std::numeric_limits<std::size_t>::max();
-const std::vector<double> ratios = {0, 0.01, 0.07, 0.1, 0.25, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1};
-}  // namespace
-
 TEST_CASE("threshold: equals a literal stable sort, with ties and empty layers") {
   std::mt19937 random(11);
   lamina::threshold_search kept;
@@ -206,7 +195,7 @@ TEST_CASE("threshold: equals a literal stable sort, with ties and empty layers")
     const std::size_t distinct = 1 + below(random, 12);  // few distinct values: ties
     for (double& value : values) value = static_cast<double>(below(random, distinct)) * 0.25 - 0.5;
     for (std::size_t& size : sizes) size = below(random, 4) == 0 ? 0 : below(random, 50);
-    for (const double ratio : ratios) {
+    for (const double ratio : {0.0, 0.01, 0.07, 0.1, 0.25, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 1.0}) {
       const double expected = literal_algorithm_1(values, sizes, ratio);
       REQUIRE(same_bits(lamina::search_threshold(values, sizes, ratio), expected));
       REQUIRE(same_bits(kept(values, sizes, ratio), expected));
@@ -226,7 +215,7 @@ TEST_CASE("threshold: a search without sense is refused by name, and the next on
   };
   refused(std::vector<double>(7), std::vector<std::size_t>(5), 0.5, "7 values");
   refused(std::vector<double>(7), std::vector<std::size_t>(5), 0.5, "5 layer sizes");
-  refused({1, 2}, {huge, 1}, 0.5, "");
+  refused({1, 2}, {std::numeric_limits<std::size_t>::max(), 1}, 0.5, "");
   for (std::size_t place = 0; place < 5; ++place) {
     std::vector<double> values(5, 1.0);
     values[place] = nan_value;

@@ -1,22 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/representative.hpp"
 
-#include <cmath>
-#include <cstddef>
-#include <limits>
-#include <random>
-#include <span>
-#include <vector>
-
 #include "accumulate.hpp"
 #include "catch.hpp"
 #include "executions.hpp"
 #include "kernel_cases.hpp"
-#include "lamina/execution.hpp"
 #include "lamina/local/delta.hpp"
-#include "lamina/residual.hpp"
-#include "lamina/worker.hpp"
-#include "support.hpp"
+#include "steps.hpp"
 
 namespace lamina_test::representative_test {
 
@@ -42,12 +32,8 @@ TEST_CASE("reduction: any number of totals is combined as the levels say") {
 TEMPLATE_TEST_CASE("reduction: one order wherever the totals come from", "", float, double) {
   std::mt19937 random(42);
   const lamina::layout model = model_of({3, 128 * 4096 + 70, 5});
-  std::vector<std::vector<TestType>> gradient;
-  std::vector<std::vector<TestType>> zeros;
-  for (const std::size_t size : model.sizes()) {
-    gradient.push_back(random_fractions<TestType>(random, size));
-    zeros.emplace_back(size);
-  }
+  const auto gradient = rounding_gradients<TestType>(random, model);
+  const auto zeros = zeros_like<TestType>(model);
   const auto check = [&]<class F>(F functor, double expected) {
     CHECK(same_bits(functor(gradient[1]), expected));
     lamina::residual_accumulator<TestType> residual(model);
@@ -85,8 +71,6 @@ TEST_CASE("execution: what runs tasks is one, and is heard if it says how many t
   CHECK(ran == std::vector<std::size_t>{0, 1, 2, 3});
 }
 
-namespace {
-
 // As the comment on lamina::representative has them: one text for elements and registers, and one for elements only, in
 // whose body a register would not compile.
 struct own_largest {
@@ -110,8 +94,6 @@ static_assert(lamina::representative<own_largest>);
 static_assert(lamina::representative<own_of_elements>);
 static_assert(!lamina::representative<adds_in_float>);
 
-}  // namespace
-
 TEST_CASE("representative: what a functor maps to may be a class") {
   struct lane {
     lane() = default;
@@ -129,8 +111,7 @@ TEST_CASE("representative: what a functor maps to may be a class") {
   CHECK(lamina::representative_value(own_sum{}, std::vector<float>(100, 0.5F)) == 50);
 }
 
-TEMPLATE_TEST_CASE("representative: a functor of the user's own, with registers and without", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("representative: a functor of the user's own", "", float, double) {
   std::mt19937 random(8);
   const auto values = random_fractions<TestType>(random, 9001);
   lamina::residual_accumulator<TestType> residual(model_of({values.size()}));
@@ -141,8 +122,7 @@ TEMPLATE_TEST_CASE("representative: a functor of the user's own, with registers 
   CHECK(same_bits(value, lamina::mean_abs{}(residual[0])));
 }
 
-TEMPLATE_TEST_CASE("representative: NaN wins in max_abs, as infinity, wherever it stands", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("representative: NaN wins in max_abs, as infinity, anywhere", "", float, double) {
   for (const std::size_t count : {1U, 63U, 64U, 200U, 4096U, 8200U}) {
     for (const std::size_t at : {std::size_t{0}, count / 3, count / 2, count - 1}) {
       std::vector<TestType> values(count, TestType(2));

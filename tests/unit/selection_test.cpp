@@ -2,12 +2,8 @@
 #include "lamina/selection.hpp"
 
 #include <iterator>
-#include <utility>
-#include <vector>
 
-#include "catch.hpp"
 #include "frames.hpp"
-#include "steps.hpp"
 
 namespace lamina_test::selection_test {
 

@@ -1,20 +1,11 @@
 // SPDX-License-Identifier: MIT
 #include "lamina/server.hpp"
 
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <limits>
-#include <random>
 #include <stdexcept>
 #include <tuple>
 
-#include "catch.hpp"
 #include "executions.hpp"
 #include "frames.hpp"
-#include "lamina/codec.hpp"
-#include "lamina/worker.hpp"
-#include "support.hpp"
 
 namespace lamina_test::server_test {
 
@@ -24,6 +15,9 @@ using lamina::frame_kind;
 namespace {
 
 using indices = std::vector<std::size_t>;
+using ranges = std::vector<lamina::element_range>;
+
+const indices lossy_sizes = {100, 7, 0, 1, 64, 33};
 
 // Layers that are empty vectors are not sent.
 template <class T>
@@ -31,9 +25,8 @@ bytes frame_of(const lamina::layout& model, const tensors<T>& layers, std::uint3
                std::uint64_t step = 1, frame_kind kind = frame_kind::gradients, std::uint32_t run = 0,
                lamina::payload_type payload = lamina::payload_type::as_is) {
   lamina::selection chosen(model);
-  for (std::size_t l = 0; l < layers.size(); ++l) {
+  for (std::size_t l = 0; l < layers.size(); ++l)
     if (!layers[l].empty()) chosen.send(l);
-  }
   return lamina_test::frame_of(chosen, layers,
                                {.kind = kind, .step = step, .sender = sender, .payload = payload}, run);
 }
@@ -99,11 +92,65 @@ tensors<T> literal_mean(const lamina::layout& model, const std::vector<tensors<T
   return mean;
 }
 
+// A server whose parameters are the numbers of the updates that wrote them. It looks into each reply.
+struct serving {
+  explicit serving(const lamina::server_options& options = {}, const indices& sizes = {2, 1, 0, 3})
+      : model(model_of(sizes)), server(model, options) {
+    for (const std::size_t size : sizes) parameters.emplace_back(size, 1.0F);
+  }
+
+  // A step in which all senders send these layers.
+  void update(const indices& layers) {
+    tensors<float> gradients(model.layers());
+    for (const std::size_t l : layers) gradients[l].assign(model.sizes()[l], 1);
+    for (std::uint32_t s = 0; s < server.senders(); ++s)
+      REQUIRE_FALSE(server.add(frame_of(model, gradients, s, server.step(s))));
+    ++updates;
+    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
+      for (std::size_t i = 0; i < mean.size(); ++i)
+        parameters[l][begin + i] = updates + static_cast<float>(begin + i) / 16;
+    });
+  }
+  // The layers that a worker is brought.
+  indices reply_and_commit(std::size_t worker) {
+    const lamina::server_reply made = reply(worker);
+    const bytes frame = made.to_bytes();
+    const auto view = lamina::decode<float>(frame, model);
+    CHECK(view.kind() == frame_kind::parameters);
+    CHECK(view.step() == server.step(worker));
+    indices found;
+    for (std::size_t l = 0; l < model.layers(); ++l) {
+      CHECK(view.is_dropped(l) == made.sent().is_dropped(l));
+      if (view.is_dropped(l)) continue;
+      CHECK(same_bits(view.layer(l), parameters[l]));
+      found.push_back(l);
+    }
+    server.commit(worker, made.clock());
+    return found;
+  }
+
+  lamina::server_reply reply(std::size_t worker) { return server.reply(worker, parameters); }
+  bool is_pending(std::size_t worker, const ranges& expected) const {
+    return std::ranges::equal(server.pending(worker), expected);
+  }
+  // The worker has lost one chunk of 8 elements of layer 0.
+  std::uint64_t lose(std::size_t worker, std::size_t chunk) {
+    const auto lossy = reply(worker);
+    lamina::delivery arrived(lossy.sent(), 8);
+    arrived.lose(0, chunk);
+    server.commit(worker, lossy.clock(), arrived);
+    return lossy.clock();
+  }
+
+  lamina::layout model;
+  tensors<float> parameters;
+  lamina::server<float> server;
+  float updates = 0;
+};
+
 }  // namespace
 
-TEMPLATE_TEST_CASE(
-    "server: the mean of any payloads is summed in the order of the senders, over the workers of those there",
-    "", float, double) {
+TEMPLATE_TEST_CASE("server: the mean is summed in the order of the senders", "", float, double) {
   const lamina::layout model = model_of({1, 4096 + 30, 0, 7, 9000});
   std::mt19937 random(93);
   for (int round = 0; round < 40; ++round) {
@@ -257,67 +304,21 @@ TEST_CASE("server: a model without layers goes through") {
   CHECK(server.reply(0, tensors<float>()).sent().sent_layers() == 0);
 }
 
-namespace {
-
-// A server whose parameters are the numbers of the updates that wrote them. It looks into each reply.
-struct serving {
-  explicit serving(const lamina::server_options& options = {}) : server(model, options) {}
-
-  // A step in which all senders send these layers.
-  void update(const indices& layers) {
-    tensors<float> gradients(model.layers());
-    for (const std::size_t l : layers) gradients[l].assign(model.sizes()[l], 1);
-    for (std::uint32_t s = 0; s < server.senders(); ++s)
-      REQUIRE_FALSE(server.add(frame_of(model, gradients, s, server.step(s))));
-    ++updates;
-    server.update([&](std::size_t l, std::size_t begin, std::span<const float> mean) {
-      for (std::size_t i = 0; i < mean.size(); ++i)
-        parameters[l][begin + i] = updates + static_cast<float>(begin + i) / 16;
-    });
-  }
-  // The layers that a worker is brought.
-  indices reply_and_commit(std::size_t worker) {
-    const lamina::server_reply reply = server.reply(worker, parameters);
-    const bytes frame = reply.to_bytes();
-    const auto view = lamina::decode<float>(frame, model);
-    CHECK(view.kind() == frame_kind::parameters);
-    CHECK(view.step() == server.step(worker));
-    indices found;
-    for (std::size_t l = 0; l < model.layers(); ++l) {
-      CHECK(view.is_dropped(l) == reply.sent().is_dropped(l));
-      if (view.is_dropped(l)) continue;
-      CHECK(same_bits(view.layer(l), parameters[l]));
-      found.push_back(l);
-    }
-    server.commit(worker, reply.clock());
-    return found;
-  }
-
-  lamina::layout model = model_of({2, 1, 0, 3});
-  tensors<float> parameters = {{1, 2}, {3}, {}, {4, 5, 6}};
-  lamina::server<float> server;
-  float updates = 0;
-};
-
-}  // namespace
-
-TEST_CASE(
-    "server: workers that have seen the same share one frame, and several replies are under way at once") {
+TEST_CASE("server: workers that have seen the same share one frame, of several under way") {
   const auto payload = GENERATE(lamina::payload_type::as_is, lamina::payload_type::bfloat16);
   serving at({.workers = 3, .payload = payload});
-  const auto reply = [&](std::size_t w) { return at.server.reply(w, at.parameters); };
-  const lamina::server_reply first = reply(0);
-  CHECK(&reply(1).frame() == &first.frame());
+  const lamina::server_reply first = at.reply(0);
+  CHECK(&at.reply(1).frame() == &first.frame());
   if (payload == lamina::payload_type::as_is)  // it points into the parameters
     CHECK(first.segments()[3].data() == reinterpret_cast<const std::byte*>(at.parameters[3].data()));
   const bytes sent_first = first.to_bytes();
-  at.server.commit(1, reply(1).clock());
-  const lamina::server_reply other = reply(1);
+  at.server.commit(1, at.reply(1).clock());
+  const lamina::server_reply other = at.reply(1);
   const bytes sent_other = other.to_bytes();
   CHECK(sent_other != sent_first);
-  CHECK(&reply(2).frame() == &first.frame());
-  at.server.commit(2, reply(2).clock());
-  std::ignore = reply(2);
+  CHECK(&at.reply(2).frame() == &first.frame());
+  at.server.commit(2, at.reply(2).clock());
+  std::ignore = at.reply(2);
   CHECK(first.to_bytes() == sent_first);
   CHECK(other.to_bytes() == sent_other);
 }
@@ -326,7 +327,7 @@ TEST_CASE("server: the options say how replies are written, and of which run") {
   const auto checksum = GENERATE(lamina::frame_checksum::none, lamina::frame_checksum::xxh3);
   serving at({.run = 5, .payload = lamina::payload_type::bfloat16, .frame_checksum = checksum});
   at.parameters[0] = {1.0F, 1.0F + 0x1p-20F};
-  const bytes frame = at.server.reply(0, at.parameters).to_bytes();
+  const bytes frame = at.reply(0).to_bytes();
   const auto view = lamina::decode<float>(frame, at.model);
   CHECK(view.run() == 5);
   std::vector<float> replica(2);
@@ -338,7 +339,7 @@ TEST_CASE("server: the options say how replies are written, and of which run") {
 
 TEST_CASE("server: mistakes of a reply or a commit throw, and change nothing") {
   serving at({.workers = 2, .payload = lamina::payload_type::int8});
-  at.server.commit(0, at.server.reply(0, at.parameters).clock());
+  at.server.commit(0, at.reply(0).clock());
   at.update({0, 1});
   tensors<float> wrong = at.parameters;
   wrong[1].resize(2);
@@ -348,13 +349,12 @@ TEST_CASE("server: mistakes of a reply or a commit throw, and change nothing") {
   wrong[0][1] = std::numeric_limits<float>::quiet_NaN();
   CHECK_THROWS_AS(at.server.reply(0, wrong), std::invalid_argument);
   CHECK_THROWS_AS(at.server.commit(1, 1), std::invalid_argument);  // no reply to this worker
-  const auto sent = at.server.reply(0, at.parameters).sent();
+  const auto sent = at.reply(0).sent();
   CHECK(sent.sent_layers() == 2);  // nothing was committed
-  const std::uint64_t clock = at.server.reply(0, at.parameters).clock();
+  const std::uint64_t clock = at.reply(0).clock();
   for (const std::uint64_t none : {std::uint64_t{0}, clock + 1, ~std::uint64_t{0}})
     CHECK_THROWS_AS(at.server.commit(0, none), std::invalid_argument);
-  CHECK(message_of<std::out_of_range>([&] { (void)at.server.reply(2, at.parameters); }) ==
-        "worker 2 is none of the 2 senders");
+  CHECK(message_of<std::out_of_range>([&] { (void)at.reply(2); }) == "worker 2 is none of the 2 senders");
   CHECK_THROWS_AS(at.server.commit(2, 1), std::out_of_range);
   CHECK_THROWS_AS(at.server.pending(2), std::out_of_range);
   CHECK_THROWS_AS(at.server.forget(2), std::out_of_range);
@@ -402,6 +402,69 @@ TEST_CASE("server: workers and server agree on fragments") {
     server.commit(0, reply.clock());
     CHECK(replica == parameters);
   }
+}
+
+// Parameters that are lost on their way down: each worker is brought what it lacks, once.
+
+TEST_CASE("repair: what is pending stays until a later reply has arrived") {
+  serving at({.workers = 2, .asynchronous = true}, lossy_sizes);
+  const auto before = at.reply(1);
+  at.update({0, 1, 3, 4, 5});
+  at.lose(1, 12);
+  const ranges one = {{0, 96, 100}};
+  CHECK(at.is_pending(0, {}));
+  CHECK(at.is_pending(1, one));
+  at.server.commit(1, before.clock());  // late
+  CHECK(at.is_pending(1, one));
+  const auto empty = at.reply(1);
+  CHECK(empty.sent().sent_layers() == 0);
+  CHECK(at.is_pending(1, one));
+  at.server.commit(1, empty.clock());  // with the repairs that were sent with it
+  CHECK(at.is_pending(1, {}));
+
+  at.update({0, 1, 3, 4, 5});
+  const std::uint64_t clock = at.lose(1, 2);
+  at.update({0, 1, 3, 4, 5});
+  at.parameters[0].resize(3);
+  CHECK_THROWS_AS(at.reply(1), std::invalid_argument);
+  CHECK_THROWS_AS(at.server.commit(1, clock, lamina::delivery(everything(at.model), 8)),
+                  std::invalid_argument);
+  at.parameters[0].resize(100);
+  CHECK(at.is_pending(1, {{0, 16, 24}}));
+  CHECK(at.reply(1).sent().is_sent(0));
+}
+
+TEST_CASE("repair: of a worker that was forgotten nothing is pending, nor of a reply from before") {
+  serving at({.asynchronous = true}, lossy_sizes);
+  at.lose(0, 0);
+  at.update({0, 1, 3, 4, 5});
+  const auto before = at.reply(0);
+  const std::uint64_t clock = before.clock();
+  const lamina::selection sent = before.sent();
+  at.server.forget(0);
+  CHECK(at.is_pending(0, {}));
+  lamina::delivery arrived(sent, 8);
+  arrived.lose(0, 0);
+  at.server.commit(0, clock, arrived);
+  CHECK(at.is_pending(0, {}));
+  CHECK(at.reply(0).sent().sent_elements() == at.model.elements());
+}
+
+TEST_CASE("repair: the delivery of another reply is refused by name and changes nothing") {
+  serving at({.workers = 2, .asynchronous = true, .payload = lamina::payload_type::int8}, lossy_sizes);
+  const lamina::delivery right(everything(at.model), 64);
+  CHECK_THROWS_AS(at.server.commit(1, 1, right), std::invalid_argument);  // there was no reply
+  const std::uint64_t clock = at.reply(1).clock();
+  CHECK_THROWS_AS(at.server.commit(0, clock, right), std::invalid_argument);
+  CHECK_THROWS_AS(at.server.commit(2, clock, right), std::out_of_range);
+  using Catch::Matchers::Contains;
+  CHECK_THROWS_WITH(at.server.commit(1, clock, lamina::delivery(some_of(at.model, {0}), 64)),
+                    Contains("the delivery is of another frame"));
+  CHECK_THROWS_WITH(at.server.commit(1, clock, lamina::delivery(everything(at.model), 32)),
+                    Contains("a multiple of 64 elements, these have 32"));
+  CHECK(at.reply(1).sent().sent_elements() == at.model.elements());  // nothing was committed
+  at.server.commit(1, clock, right);
+  CHECK(at.reply(1).sent().sent_elements() == 0);
 }
 
 TEST_CASE("apply: what does not fit is refused before anything is written") {

@@ -1,21 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Models beyond 2^31 and 2^32 elements. Sizes are given without memory, or with memory that is only
 // addressed; the test "[.large]" is hidden and takes what it says: lamina_tests "[large]", 17 GiB.
-#include <algorithm>
-#include <array>
-#include <cstdint>
 #include <cstdio>
-#include <cstring>
-#include <limits>
 #include <memory>
-#include <optional>
-#include <span>
-#include <vector>
 
-#include "catch.hpp"
 #include "frames.hpp"
 #include "lamina/lamina.hpp"
-#include "support.hpp"
 
 #if __has_include(<sys/mman.h>)
 #include <sys/mman.h>
@@ -24,25 +14,8 @@
 
 namespace lamina_test::size_test {
 
-namespace {
-
 constexpr std::size_t two_31 = std::size_t{1} << 31U;
 constexpr std::size_t two_32 = std::size_t{1} << 32U;
-
-}  // namespace
-
-TEST_CASE("sizes: a layout counts and places elements beyond 2^31 and 2^32") {
-  const lamina::layout model(
-      {{"a", {two_31 - 1}}, {"b", {65'536, 32'768, 1}}, {"c", {3, two_32, 2}}, {"d", {7}}});
-  CHECK(model.sizes()[1] == two_31);
-  CHECK(model.offset(2) == two_32 - 1);
-  CHECK(model.offset(3) == 7 * two_32 - 1);
-  CHECK(model.elements() == 7 * two_32 + 6);
-  CHECK_NOTHROW(model.check_size(2, 6 * two_32));
-  // The same number in 32 bits.
-  CHECK(contains(message_of<std::invalid_argument>([&] { model.check_size(3, two_32 + 7); }),
-                 "4294967303 elements"));
-}
 
 TEST_CASE("sizes: a layer beyond 2^32 elements is cut into fragments, and these into blocks") {
   const std::size_t elements = 2 * two_32 + 4097;
@@ -102,60 +75,52 @@ TEST_CASE("sizes: the decision counts elements beyond 2^32") {
 // In 64 bits the bytes of these layers come to a few hundred, one by one or together: the frame below has them.
 TEMPLATE_TEST_CASE("sizes: a residual whose bytes cannot be counted is refused", "", float, double) {
   const std::size_t whole = std::numeric_limits<std::size_t>::max() / sizeof(TestType) + 1;
-  for (const auto& sizes : {std::vector{whole + 64}, std::vector{whole / 2 + 64, whole / 2 + 64}}) {
+  for (const auto& sizes : {std::vector{whole + 64}, std::vector{whole / 2 + 64, whole / 2 + 64}})
     CHECK_THROWS_AS(lamina::residual_accumulator<TestType>(model_of(sizes)), std::length_error);
-  }
 }
 
 // Not under the thread sanitizer, which keeps a shadow of all that is mapped and takes minutes over it.
 #if __has_include(<sys/mman.h>) && defined(MAP_NORESERVE) && !defined(__SANITIZE_THREAD__)
 namespace {
 
-// Addresses of zeros, which take memory where they are written.
+// Addresses of zeros, which take memory where they are written; nullptr where the system gives none.
+std::byte* sparse_addresses(std::size_t bytes) {
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (at == MAP_FAILED) return nullptr;
+#if defined(MADV_HUGEPAGE)
+  madvise(at, bytes, MADV_HUGEPAGE);  // or reading all of it takes a page of tables for each two megabytes
+#endif
+  return static_cast<std::byte*>(at);
+}
+
 class sparse_memory {
  public:
-  explicit sparse_memory(std::size_t bytes) : size_(bytes) {
-    void* at =
-        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED) return;
-    begin_ = static_cast<std::byte*>(at);
-#if defined(MADV_HUGEPAGE)
-    madvise(at, bytes, MADV_HUGEPAGE);  // or reading all of it takes a page of tables for each two megabytes
-#endif
-  }
+  explicit sparse_memory(std::size_t bytes) : begin_(sparse_addresses(bytes)), size_(bytes) {}
   ~sparse_memory() {
     if (begin_ != nullptr) munmap(begin_, size_);
   }
   sparse_memory(const sparse_memory&) = delete;
   sparse_memory& operator=(const sparse_memory&) = delete;
 
-  bool exists() const {
-    return begin_ != nullptr;
-  }
-  std::byte* data() const {
-    return begin_;
-  }
-  std::span<std::byte> first(std::size_t count) const {
-    return {begin_, count};
-  }
+  bool exists() const { return begin_ != nullptr; }
+  std::byte* data() const { return begin_; }
+  std::span<std::byte> first(std::size_t count) const { return {begin_, count}; }
 
  private:
-  std::byte* begin_ = nullptr;
+  std::byte* begin_;
   std::size_t size_;
 };
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("sizes: a frame of a layer beyond 2^32 elements is read where its elements lie", "", float,
-                   double) {
+TEMPLATE_TEST_CASE("sizes: a layer beyond 2^32 elements is read where its elements lie", "", float, double) {
   const std::size_t elements = two_32 + 4097;
   const lamina::layout model({{"before", {3}}, {"huge", {elements}}, {"after", {70}}});
   for (const auto type : payload_types) {
     CAPTURE(static_cast<int>(type));
     std::array<std::size_t, 4> begins{};
-    for (std::size_t l = 0; l < 3; ++l) {
+    for (std::size_t l = 0; l < 3; ++l)
       begins[l + 1] = begins[l] + lamina::payload_bytes<TestType>(type, model.sizes()[l]);
-    }
     const sparse_memory memory(128 + begins[3] + 1);
     if (!memory.exists()) {
       WARN("sizes: skipped, this system gives no addresses without memory");
@@ -282,16 +247,14 @@ class repeated_gradient {
 
 // Without a comparison of each element in the test's log.
 bool is_repeated(std::span<const float> block, std::size_t begin) {
-  for (std::size_t i = 0; i < block.size(); ++i) {
+  for (std::size_t i = 0; i < block.size(); ++i)
     if (block[i] != repeated_gradient::value(begin + i)) return false;
-  }
   return true;
 }
 
 }  // namespace
 
-TEST_CASE("sizes: a layer of 2^31 + 4097 elements goes from the residual through a frame to the receiver",
-          "[.large]") {
+TEST_CASE("sizes: 2^31 + 4097 elements go from the residual through a frame to the receiver", "[.large]") {
   const std::size_t elements = two_31 + 4097;
   const lamina::layout model({{"before", {3}}, {"huge", {elements}}});
   const repeated_gradient gradient(elements);

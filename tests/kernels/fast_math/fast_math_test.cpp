@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Built with -ffast-math, where a compiler takes NaN and infinity for impossible: what must not reach the residual is
 // refused all the same. A program of its own, since a test framework does not expect that flag either.
-#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <lamina/lamina.hpp>
 #include <lamina/local/local.hpp>
-#include <limits>
-#include <vector>
 
 #include "accumulate.hpp"
 #include "special_numbers.hpp"
@@ -20,10 +16,7 @@
 
 namespace {
 
-using lamina_test::accumulate;
-using lamina_test::number;
-using lamina_test::special;
-using lamina_test::throws;
+using namespace lamina_test;
 
 int failures = 0;
 
@@ -42,14 +35,14 @@ template <class T, class G>
 void test_gradients() {
   const std::size_t length = 4096 + 64 + 7;
   const lamina::layout model({{"layer", {length}}});
-  std::vector<G> gradient(length, special<G>::one());
+  std::vector<G> gradient(length, one<G>());
   for (const double momentum : {0.0, 0.5}) {
     lamina::residual_accumulator<T> whole(model, {.momentum = momentum});
     lamina::residual_accumulator<T> each(model,
                                          {.momentum = momentum, .non_finite = lamina::non_finite::skip});
     accumulate(whole, 0, gradient);
     std::size_t left_out = 0;
-    for (const G bad : special<G>::bad()) {
+    for (const G bad : not_finite<G>()) {
       for (std::size_t place = 0; place < length; place += place == 64 ? 3968 : 1) {
         gradient[place] = bad;
         check(throws<lamina::non_finite_gradient>([&] { accumulate(whole, 0, gradient); }), "accepted",
@@ -58,7 +51,7 @@ void test_gradients() {
         check(each.left_out_elements() == ++left_out, "not left out", place);
         check(each[0][place] == 0, "left out, but not as it was", place);
         each.clear(0);
-        gradient[place] = special<G>::one();
+        gradient[place] = one<G>();
       }
     }
     check(holds(whole[0], T(1)), "the residual was touched");
@@ -77,7 +70,7 @@ void test_overflow() {
   accumulate(each, 0, gradient);
   check(each.left_out_elements() == 70, "overflow not left out");
   check(holds(whole[0], largest) && holds(each[0], largest), "overflow touched the residual");
-  for (const T bad : special<T>::bad()) {
+  for (const T bad : not_finite<T>()) {
     std::vector<T> saved(70);
     saved[69] = bad;
     check(throws<std::invalid_argument>([&] { whole.restore(saved, {}); }), "restored");
@@ -103,7 +96,7 @@ void test_division() {
 
 void test_thresholds() {
   const std::vector<std::size_t> sizes = {1, 1, 1};
-  const double nan_value = special<double>::bad()[0];
+  const double nan_value = not_finite<double>()[0];
   for (std::size_t place = 0; place < 3; ++place) {
     std::vector<double> values = {1, 2, 3};
     values[place] = nan_value;
@@ -116,7 +109,7 @@ void test_thresholds() {
   check(throws<std::invalid_argument>([&] { build({.threshold = nan_value}); }), "a threshold of NaN");
   check(throws<std::invalid_argument>([&] { build({.send_budget = nan_value}); }), "a budget of NaN");
   check(throws<std::invalid_argument>([&] { build({.momentum = nan_value}); }), "a momentum of NaN");
-  for (const double bad : special<double>::bad()) {
+  for (const double bad : not_finite<double>()) {
     check(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.momentum = bad}); }),
           "a bad outer momentum");
     check(throws<std::invalid_argument>([&] { lamina::outer_optimizer<float>(model, {.rate = bad}); }),
@@ -134,7 +127,7 @@ void test_states() {
   const lamina::layout model({{"a", {1}}, {"b", {2}}});
   lamina::worker<float> worker(model);
   (void)worker.add(std::vector<std::vector<float>>{{1}, {1, 1}});
-  check(!worker.add(std::vector<std::vector<float>>{{1}, {1, special<float>::bad()[0]}}),
+  check(!worker.add(std::vector<std::vector<float>>{{1}, {1, not_finite<float>()[0]}}),
         "a batch is accepted");
   const std::vector<std::byte> saved = worker.save();
   constexpr std::size_t flags = 7, threshold = 40, allowance = 48, checksum = 56, first_element = 64 + 4 * 8;
@@ -151,10 +144,10 @@ void test_states() {
     return throws<std::invalid_argument>([&] { worker.load(bytes); }) &&
            throws<std::invalid_argument>([&] { lamina::merge_states<float>(states, model); });
   };
-  check(refused(with(threshold, special<double>::bad()[0])), "a state with a threshold of NaN");
-  for (const double bad : special<double>::bad())
+  check(refused(with(threshold, not_finite<double>()[0])), "a state with a threshold of NaN");
+  for (const double bad : not_finite<double>())
     check(refused(with(allowance, bad)), "a state with a bad allowance");
-  for (const float bad : special<float>::bad())
+  for (const float bad : not_finite<float>())
     check(refused(with(first_element, bad)), "a state with a bad element");
   const double largest = std::numeric_limits<double>::max();
   const std::vector<std::vector<std::byte>> too_large = {with(allowance, largest),
