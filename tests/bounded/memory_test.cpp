@@ -171,12 +171,7 @@ TEST_CASE("memory: a frame that there is no memory for waits, and opens when the
   REQUIRE(link.up());  // kept, since the first was not taken yet
   for (int k = 0; k < 2; ++k) {
     granted = 0;
-    bool has_thrown = false;
-    try {
-      (void)link.receiver.release(link.now);
-    } catch (const std::bad_alloc&) {
-      has_thrown = true;
-    }
+    const bool has_thrown = throws<std::bad_alloc>([&] { (void)link.receiver.release(link.now); });
     granted = std::numeric_limits<long>::max();
     CHECK(has_thrown);
   }

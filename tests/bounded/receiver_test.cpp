@@ -56,12 +56,7 @@ class tried_receiver {
   explicit tried_receiver(stop_policy stop = stop_policy::on_probe)
       : receiver(some_frame().grid,
                  {.rank = 0, .sender = 2, .secret = test_secret, .most_bound_ppm = 100'000, .stop = stop}) {}
-  std::error_code give(const bytes& all) {
-    std::error_code error;
-    const auto message = bounded::read_control(all, bounded::control_limits(some_frame().grid), check, error);
-    REQUIRE_FALSE(error);
-    return receiver.on_control(message, now);
-  }
+  std::error_code give(const bytes& all) { return receiver.on_control(read(all), now); }
   packet_fate packet(std::size_t index, const recording::transfer& of = recorded().first) {
     return receiver.on_datagram(of.packets[index], now);
   }
@@ -69,18 +64,23 @@ class tried_receiver {
   std::vector<control_type> polled() {
     std::vector<control_type> types;
     for (auto all = receiver.poll_control(now); !all.empty(); all = receiver.poll_control(now)) {
-      std::error_code error;
-      last = copy_of(all);
-      types.push_back(
-          bounded::read_control(last, bounded::control_limits(some_frame().grid), check, error).header.type);
-      REQUIRE_FALSE(error);
+      last = read(all).header;
+      types.push_back(last.type);
     }
     return types;
   }
-  bytes last;
+  bounded::control_header last;
   bounded::bounded_receiver receiver;
-  bounded::keyed_check check{test_secret};
   instant now = 1s;
+
+ private:
+  static bounded::control_message read(std::span<const std::byte> all) {
+    std::error_code error;
+    bounded::keyed_check check(test_secret);
+    const auto message = bounded::read_control(all, bounded::control_limits(some_frame().grid), check, error);
+    REQUIRE_FALSE(error);
+    return message;
+  }
 };
 
 enum class at { waiting, open, frozen, frozen_held, released, failed };
@@ -267,12 +267,7 @@ TEST_CASE("times: the answer to a PROBE, what goes out unasked, reports and tick
   CHECK(tried.polled().empty());
   tried.now += 1ns;
   CHECK(tried.polled() == types{control_type::wanted});
-  const auto round_of_last = [&] {
-    std::error_code error;
-    return bounded::read_control(tried.last, bounded::control_limits(some_frame().grid), tried.check, error)
-        .header.round;
-  };
-  CHECK(round_of_last() == bounded::unasked_round);
+  CHECK(tried.last.round == bounded::unasked_round);
   tried.packet(15);
   CHECK(tried.receiver.deadline() == tried.now + 12ms);  // twice as long as before
   tried.now += 12ms;
@@ -286,7 +281,7 @@ TEST_CASE("times: the answer to a PROBE, what goes out unasked, reports and tick
   CHECK(tried.receiver.deadline() == tried.now + 3ms);
   tried.now += 3ms;
   CHECK(tried.polled() == types{control_type::wanted});
-  CHECK(round_of_last() == 0);
+  CHECK(tried.last.round == 0);
   // The second round brings nothing, and a third PROBE before its time is refused.
   REQUIRE_FALSE(tried.give(message(control_type::probe, 1, 1, std::uint32_t{20})));
   CHECK(tried.polled() == types{control_type::wanted});  // it says that none went out

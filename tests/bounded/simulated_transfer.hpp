@@ -395,6 +395,15 @@ inline bool same_delivery(const lamina::delivery& a, const lamina::delivery& b) 
   return true;
 }
 
+/// Whether no fragment has lost more than its bound.
+inline bool keeps_bound(const lamina::delivery& arrived, const bounded::chunk_grid& grid,
+                        std::uint32_t bound_ppm) {
+  return std::ranges::all_of(arrived.sent().sent(), [&](std::size_t fragment) {
+    return std::uint64_t{arrived.lost_chunks(fragment)} * 1'000'000 <=
+           std::uint64_t{bound_ppm} * grid.chunks(fragment);
+  });
+}
+
 /// Whether these bytes are the sender's frame, with zeros where it is said that chunks were lost.
 inline bool holds_what_arrived(std::span<const std::byte> taken, const lamina::delivery& arrived,
                                const lamina::encoded_frame& frame, const bounded::chunk_grid& grid) {

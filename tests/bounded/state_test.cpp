@@ -94,15 +94,13 @@ constexpr sender_state idle = sender_state::idle, begun = sender_state::begun,
                        done = sender_state::done, failed = sender_state::failed;
 constexpr errc unexpected = errc::unexpected_message;
 
+// The same wherever a transfer is under way.
+constexpr outcomes alike(outcome before, outcome under_way, outcome after) {
+  return {{before, under_way, under_way, under_way, under_way, after, {failed, {}, true}}};
+}
 // Refused in all states, by this name; after the transfer it is refused, and the transfer stands.
 constexpr outcomes refused_as(errc why) {
-  return {{{idle, unexpected},
-           {failed, why},
-           {failed, why},
-           {failed, why},
-           {failed, why},
-           {done, unexpected},
-           {failed, {}, true}}};
+  return alike({idle, unexpected}, {failed, why}, {done, unexpected});
 }
 constexpr outcomes all_ignored = {{{idle, {}, true},
                                    {begun, {}, true},
@@ -172,13 +170,7 @@ TEST_CASE("states: a sender and everything that may come") {
       {{{idle, {}, true}, {begun}, {begun}, {streaming}, {probing}, {done, unexpected}, {failed, {}, true}}},
       message(control_type::report, own, 0, no_grant, one, one, one, one, one));
   check_sender("REPORT that is too short",
-               {{{idle, {}, true},
-                 {failed, errc::truncated},
-                 {failed, errc::truncated},
-                 {failed, errc::truncated},
-                 {failed, errc::truncated},
-                 {done, unexpected},
-                 {failed, {}, true}}},
+               alike({idle, {}, true}, {failed, errc::truncated}, {done, unexpected}),
                message(control_type::report, own, 0, no_grant, one, one, one, one));
   for (const control_type type : {control_type::report, control_type::wanted, control_type::stop}) {
     for (const std::uint32_t other : {own + 1, 0U, 0xffff'ffffU}) {
@@ -214,14 +206,7 @@ TEST_CASE("states: a sender and everything that may come") {
   wrong_stop("STOP without a required chunk", errc::required_missing, {{0, all_but(20, {3})}});
   wrong_stop("STOP that lists a complete fragment", errc::bad_list, {{0, all_but(20, {})}});
   wrong_stop("STOP with a dropped fragment", errc::no_such_chunk, {{2, bytes(1)}});
-  check_sender("ABORT",
-               {{{idle},
-                 {failed, errc::aborted},
-                 {failed, errc::aborted},
-                 {failed, errc::aborted},
-                 {failed, errc::aborted},
-                 {done},
-                 {failed, {}, true}}},
+  check_sender("ABORT", alike({idle}, {failed, errc::aborted}, {done}),
                message(control_type::abort, own, 0, one));
   for (const control_type type : {control_type::hello, control_type::begin, control_type::probe,
                                   control_type::ping, control_type::pong, control_type::bye}) {

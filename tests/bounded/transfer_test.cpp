@@ -52,10 +52,7 @@ void check_ended(const simulated_link& link, const lamina::encoded_frame& frame,
   const lamina::delivery& arrived = link.sender.arrived();
   CHECK(same_delivery(arrived, link.receiver.arrived()));
   CHECK(holds_what_arrived(link.receiver, frame, grid));
-  for (const std::size_t fragment : arrived.sent().sent()) {
-    const std::uint64_t chunks = grid.chunks(fragment);
-    REQUIRE(std::uint64_t{arrived.lost_chunks(fragment)} * 1'000'000 <= bound_ppm * chunks);
-  }
+  CHECK(keeps_bound(arrived, grid, bound_ppm));
   CHECK(std::ranges::none_of(required,
                              [&](const chunk& each) { return arrived.is_lost(each.fragment, each.index); }));
 }

@@ -24,12 +24,6 @@ std::size_t threads_of_this_process() {
   return static_cast<std::size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-engine_options options_of(const variant& tried) {
-  engine_options options = in_turn();
-  if (tried.has_owners) options.update = keep_mean;
-  return options;
-}
-
 // Hands over `gradient` of all layers, whose elements are equal, and waits.
 void one_step(engine& own, float gradient = 1) {
   own.begin_step();
@@ -54,7 +48,7 @@ TEST_CASE(
     const lamina::layout model = model_of({below(random, 70), 1 + below(random, 90), below(random, last)});
     const collectives::plan plan = tried.plan(model, ranks, below(random, 2) * 400);
     memory_network network(ranks, {.seed = seed, .most_delay = static_cast<unsigned>(below(random, 6))});
-    auto engines = engines_over(network, plan, [&](std::size_t) { return options_of(tried); });
+    auto engines = engines_over(network, plan, [&](std::size_t) { return with_owners(tried, in_turn()); });
     std::vector<std::uint64_t> formula(ranks);
     for (std::size_t r = 0; r < ranks; ++r) formula[r] = opening_bytes(ranks, r);
     for (std::size_t step = 0; step <= seed % 8 / 7; ++step) {

@@ -37,9 +37,7 @@ void run_steps(collectives::mpi_channel& channel, const variant& tried, std::siz
   const lamina::layout model = model_of({4'001, 3, 701, 0, 30'000});
   const collectives::plan plan = tried.plan(model, channel.ranks(), 10'000, 60'000);
   std::mt19937 random(77);  // the same on all ranks: each knows what the others give
-  collectives::engine_options options = {.piece_bytes = piece_bytes, .timeout = 30s};
-  if (tried.has_owners) options.update = keep_mean;
-  collectives::engine engine(channel, plan, options);
+  collectives::engine engine(channel, plan, with_owners(tried, {.piece_bytes = piece_bytes, .timeout = 30s}));
   std::uint64_t bytes = opening_bytes(channel.ranks(), channel.rank());
   for (int step = 0; step < 2; ++step) {
     const all_gradients gradients = random_gradients(random, model, channel.ranks());

@@ -279,6 +279,10 @@ all_engines engines_over(memory_network& network, const collectives::plan& plan,
 
 /// Owners that leave the mean as it is: then it is what all ranks get.
 inline void keep_mean(std::size_t, std::size_t, std::span<float>) {}
+inline collectives::engine_options with_owners(const variant& tried, collectives::engine_options options) {
+  if (tried.has_owners) options.update = keep_mean;
+  return options;
+}
 
 inline bool has_means(collectives::engine& engine, const variant& tried, const rank_vectors& means) {
   for (std::size_t l = 0; l < means.size(); ++l) {

@@ -16,11 +16,8 @@ int main(int argc, char** argv) {
     const all_gradients gradients = random_gradients(random, model, ranks);
     const auto expected = expected_means(plan, tried, gradients, std::vector<bool>(model.layers(), true));
     memory_network network(ranks, {.seed = 1, .most_delay = 2});
-    auto engines = engines_over(network, plan, [&](std::size_t) {
-      collectives::engine_options options = {.piece_bytes = 4096};
-      if (tried.has_owners) options.update = keep_mean;
-      return options;
-    });
+    auto engines =
+        engines_over(network, plan, [&](std::size_t) { return with_owners(tried, {.piece_bytes = 4096}); });
     // A race is also told by the error that a layer is handed over twice, but not to the sanitizer, which may see it in another step.
     const auto ready = [&](std::size_t rank, std::size_t layer) {
       try {

@@ -3,40 +3,30 @@
 
 #include <lamina/error.hpp>
 
-namespace LAMINA_TEST_SIDE {
-
-std::error_code truncated() {
-  return lamina::errc::truncated;
-}
-
-bool is_truncated(const std::error_code& error) {
-  return error == lamina::errc::truncated;
-}
-
-void throw_decode_error() {
-  throw lamina::decode_error(lamina::errc::truncated, "a frame");
-}
-
-void throw_non_finite_gradient() {
-  throw lamina::non_finite_gradient(1, 1, "b", "refused");
-}
-
-bool catches_decode_error(void (*throws)()) try {
+template <class Error, class IsRight>
+static bool catches(void (*throws)(), const IsRight& is_right) try {
   throws();
   return false;
-} catch (const lamina::decode_error& error) {
-  return error.code() == lamina::errc::truncated;
+} catch (const Error& error) {
+  return is_right(error);
 } catch (...) {
   return false;
 }
 
-bool catches_non_finite_gradient(void (*throws)()) try {
-  throws();
-  return false;
-} catch (const lamina::non_finite_gradient& error) {
-  return error.layer() == 1;
-} catch (...) {
-  return false;
+const errors_of_library& LAMINA_TEST_SIDE() {
+  using lamina::errc;
+  static const errors_of_library own = {[] { return std::error_code(errc::truncated); },
+                                        [](const std::error_code& error) { return error == errc::truncated; },
+                                        [] { throw lamina::decode_error(errc::truncated, "a frame"); },
+                                        [] { throw lamina::non_finite_gradient(1, 1, "b", "refused"); },
+                                        [](void (*throws)()) {
+                                          return catches<lamina::decode_error>(throws, [](const auto& error) {
+                                            return error.code() == errc::truncated;
+                                          });
+                                        },
+                                        [](void (*throws)()) {
+                                          return catches<lamina::non_finite_gradient>(
+                                              throws, [](const auto& error) { return error.layer() == 1; });
+                                        }};
+  return own;
 }
-
-}  // namespace LAMINA_TEST_SIDE

@@ -5,18 +5,9 @@
 #include <thrust/device_ptr.h>
 #include <thrust/device_vector.h>
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <optional>
-#include <random>
-#include <span>
 #include <stdexcept>
-#include <string>
-#include <utility>
-#include <variant>
-#include <vector>
 
 #include "lamina/cuda/device_tensor.hpp"
 #include "lamina/cuda/worker.hpp"
@@ -28,6 +19,14 @@ namespace lamina_test {
 
 inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
+}
+
+/// That the call throws an `Exception` whose message has all these parts.
+template <class Exception, class Call>
+void refuses(const std::vector<std::string>& parts, const Call& call) {
+  const std::string message = message_of<Exception>(call);
+  for (const std::string& part : parts)
+    require(contains(message, part), "the message should name '" + part + "', but is: " + message);
 }
 
 template <class G>
@@ -161,7 +160,6 @@ class host_worker {
     step_.reset();
     worker_.load(bytes);
   }
-  const lamina::worker<T, F>& operator*() const { return worker_; }
   const lamina::worker<T, F>* operator->() const { return &worker_; }
 
  private:

@@ -1,20 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/worker.hpp"
-#include "lamina/lamina.hpp"
-#include "support.hpp"
 
 /// A device and the CPU through the same steps.
 namespace lamina_test {

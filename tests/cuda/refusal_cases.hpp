@@ -1,18 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <random>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "device_support.hpp"
-#include "lamina/cuda/worker.hpp"
-#include "lamina/lamina.hpp"
-#include "support.hpp"
 
 /// Gradients that are scaled, and refused, by words in device memory.
 namespace lamina_test {
@@ -94,8 +83,7 @@ void refused_batches_were_never_given(const Execution& execution, lamina::worker
       has_sent = true;
     } else {
       require(report.payload_bytes == 0 && report.sent_elements == 0, "something was sent " + where);
-      require(contains(message_of<lamina::decode_error>([&] { lamina::cuda::finish_frame(bytes); }), "magic"),
-              "there is a frame of refused gradients " + where);
+      refuses<lamina::decode_error>({"magic"}, [&] { lamina::cuda::finish_frame(bytes); });
     }
     const auto values = to_host(device.values(), model.layers());
     for (std::size_t l = 0; l < model.layers(); ++l) {

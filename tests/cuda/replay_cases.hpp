@@ -1,17 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <array>
-#include <cstddef>
-#include <random>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
 #include "device_support.hpp"
-#include "lamina/cuda/worker.hpp"
-#include "lamina/lamina.hpp"
-#include "support.hpp"
 
 /// Launches that graphs repeat, where the host does not see their order.
 namespace lamina_test {

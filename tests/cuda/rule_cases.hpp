@@ -1,51 +1,50 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <limits>
-#include <numeric>
-#include <random>
-#include <span>
-#include <string>
-#include <vector>
 
 #include "device_support.hpp"
-#include "lamina/cuda/worker.hpp"
-#include "lamina/lamina.hpp"
-#include "support.hpp"
 
 /// Decisions over values given: ties, zeros of both signs, NaN and infinity, layers that are held and that are always sent.
 namespace lamina_test {
 
-/// Which layers a frame of this step holds, '1' for each that is sent.
-template <class T, class F, class Execution>
-std::string sent_layers(lamina::cuda::worker<T, F>& device, const Execution& execution) {
+/// What the first step over values given decides: '1' for each layer that is sent, and the threshold.
+struct decision {
+  std::string sent;
+  double threshold = 0;
+};
+
+/// That of the device, which is that of the CPU. `tensors` may hold any gradients.
+template <class Execution>
+decision decided(const Execution& execution, const lamina::layout& model,
+                 const std::vector<lamina::cuda::device_tensor>& tensors,
+                 const lamina::worker_options& options, const std::vector<double>& values,
+                 const std::vector<std::uint8_t>& held, const std::string& where) {
+  lamina::cuda::worker<float> device(model, options);
+  device.bind(execution, tensors);
+  device.add(execution);
+  const on_device<double> device_values(values);
+  const on_device<std::uint8_t> device_held(held);
+  device.select(execution, device_values.data(), device_held.data());
   const auto bytes = frame_of(device, execution, frame_buffer(device.largest_frame_bytes()));
-  const auto frame = lamina::decode<T>(bytes, device.fragments());
-  std::string sent;
-  for (std::size_t f = 0; f < device.fragments().layers(); ++f) sent += frame.is_dropped(f) ? '0' : '1';
-  return sent;
+  const auto frame = lamina::decode<float>(bytes, model);
+  lamina::selector cpu(lamina::tiling(model), options);
+  const lamina::selection& chosen = cpu.decide(1, values, std::vector<char>(held.begin(), held.end()));
+  decision found;
+  found.threshold = device.last_step(execution).threshold;
+  require(found.threshold == cpu.threshold(), "the CPU's threshold differs" + where);
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    require(frame.is_dropped(l) == chosen.is_dropped(l), "other layers are sent than by the CPU" + where);
+    found.sent += frame.is_dropped(l) ? '0' : '1';
+  }
+  return found;
 }
 
-inline std::string sent_layers(const lamina::selection& chosen) {
-  std::string sent;
-  for (std::size_t l = 0; l < chosen.model().layers(); ++l) sent += chosen.is_sent(l) ? '1' : '0';
-  return sent;
-}
-
-inline void require_same(const std::string& sent, const std::string& expected, const std::string& where) {
-  require(sent == expected, "sent is " + sent + " and not " + expected + where);
-}
-
-/// The first step of `options` as literally as can be: layers in order of their value, one after the other, of equal
-/// ones the first in the model.
-inline std::string literal_decision(const std::vector<double>& values, const std::vector<std::size_t>& sizes,
-                                    const std::vector<std::uint8_t>& held,
-                                    const std::vector<std::uint8_t>& always,
-                                    const lamina::worker_options& options, double& threshold) {
+/// The same as literally as can be: layers in order of their value, one after the other, of equal ones the first in the model.
+inline decision literal_decision(const std::vector<double>& values, const std::vector<std::size_t>& sizes,
+                                 const std::vector<std::uint8_t>& held,
+                                 const std::vector<std::uint8_t>& always,
+                                 const lamina::worker_options& options) {
   constexpr double infinity = std::numeric_limits<double>::infinity();
   const std::size_t layers = values.size();
   const double elements = static_cast<double>(std::accumulate(sizes.begin(), sizes.end(), std::size_t{0}));
@@ -53,21 +52,22 @@ inline std::string literal_decision(const std::vector<double>& values, const std
   std::vector<std::size_t> order(layers);
   std::iota(order.begin(), order.end(), std::size_t{0});
   std::vector<char> goes(layers);
+  decision made;
   if (!options.send_budget) {
     const auto searched = [&](std::size_t l) {
       return held[l] != 0 ? -infinity : always[l] != 0 ? infinity : value(l);
     };
     std::ranges::stable_sort(order, {}, searched);
-    threshold = -1;
+    made.threshold = -1;
     double sum = 0;
     for (const std::size_t l : order) {
       sum += static_cast<double>(sizes[l]);
       if (!(sum > options.drop_ratio * elements)) continue;
-      threshold = searched(l);
+      made.threshold = searched(l);
       break;
     }
     const bool all = options.drop_ratio == 0 || options.drop_ratio == 1;
-    for (std::size_t l = 0; l < layers; ++l) goes[l] = all || (value(l) >= threshold && values[l] != 0);
+    for (std::size_t l = 0; l < layers; ++l) goes[l] = all || (value(l) >= made.threshold && values[l] != 0);
   } else {
     double left = *options.send_budget * elements;
     std::erase_if(order, [&](std::size_t l) {
@@ -81,12 +81,11 @@ inline std::string literal_decision(const std::vector<double>& values, const std
       goes[l] = values[l] != 0;
     }
   }
-  std::string sent;
   for (std::size_t l = 0; l < layers; ++l) {
     const bool is_sent = sizes[l] > 0 && held[l] == 0 && (always[l] != 0 || goes[l] != 0);
-    sent += is_sent ? '1' : '0';
+    made.sent += is_sent ? '1' : '0';
   }
-  return sent;
+  return made;
 }
 
 /// One step over values given, many layers and few, some of them NaN or infinite, some held, some always sent.
@@ -124,23 +123,13 @@ void decides_by_rules(const Execution& execution, std::size_t layers) {
         elements_always_sent += always[l] != 0 ? sizes[l] : 0;
         if (always[l] != 0) options.always_sent.push_back(l);
       }
-      double threshold = 0;
-      const std::string expected = literal_decision(values, sizes, held, always, options, threshold);
-      lamina::cuda::worker<float> device(model, options);
-      device.bind(execution, gradients.tensors());
-      device.add(execution);
-      const on_device<double> device_values(values);
-      const on_device<std::uint8_t> device_held(held);
-      device.select(execution, device_values.data(), device_held.data());
+      const decision expected = literal_decision(values, sizes, held, always, options);
       const std::string where =
           " at " + std::to_string(ratio) + (by_budget ? " as a budget" : " as a drop ratio");
-      require_same(sent_layers(device, execution), expected, where);
-      const double found = device.last_step(execution).threshold;
-      require(by_budget || ratio == 0 || found == threshold, "the thresholds differ" + where);
-      lamina::selector cpu(lamina::tiling(model), options);
-      const std::vector<char> cpu_held(held.begin(), held.end());
-      require_same(sent_layers(cpu.decide(1, values, cpu_held)), expected, where + ", on the CPU");
-      require(cpu.threshold() == found, "the CPU's threshold differs" + where);
+      const decision found = decided(execution, model, gradients.tensors(), options, values, held, where);
+      require(found.sent == expected.sent, "sent is " + found.sent + " and not " + expected.sent + where);
+      require(by_budget || ratio == 0 || found.threshold == expected.threshold,
+              "the thresholds differ" + where);
     }
   }
 }
@@ -167,21 +156,10 @@ void decides_among_many(const Execution& execution) {
   const on_device<float> memory(3);
   std::vector<lamina::cuda::device_tensor> tensors;
   for (const std::size_t size : sizes) tensors.emplace_back(memory.data(), size);
-  const on_device<double> device_values(values);
-  const on_device<std::uint8_t> device_held(held);
-  for (const lamina::worker_options& options :
-       {lamina::worker_options{.drop_ratio = 0.5, .always_sent = always_sent},
-        lamina::worker_options{.send_budget = 0.3, .always_sent = always_sent}}) {
-    lamina::cuda::worker<float> device(model, options);
-    device.bind(execution, tensors);
-    device.add(execution);
-    device.select(execution, device_values.data(), device_held.data());
-    lamina::selector cpu(lamina::tiling(model), options);
-    const std::vector<char> cpu_held(held.begin(), held.end());
-    const std::string expected = sent_layers(cpu.decide(1, values, cpu_held));
-    require(sent_layers(device, execution) == expected, "other layers are sent than by the CPU");
-    require(device.last_step(execution).threshold == cpu.threshold(), "the CPU's threshold differs");
-  }
+  decided(execution, model, tensors, {.drop_ratio = 0.5, .always_sent = always_sent}, values, held,
+          " by a drop ratio");
+  decided(execution, model, tensors, {.send_budget = 0.3, .always_sent = always_sent}, values, held,
+          " by a budget");
 }
 
 template <class Execution>

@@ -1,22 +1,12 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <functional>
-#include <limits>
-#include <random>
-#include <string>
 #include <tuple>
-#include <utility>
-#include <vector>
 
 #include "device_support.hpp"
 #include "lamina/cuda/detail/select.hpp"
 #include "lamina/threshold.hpp"
-#include "support.hpp"
 
 /// The search by itself, over values and sizes that are hard for it: few kernels, so that also thread blocks of 1,024 threads can run it
 /// in a test.

@@ -1,16 +1,9 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <cstddef>
-#include <random>
-#include <string>
-#include <vector>
-
 #include "device_support.hpp"
 #include "lamina/cuda/detail/add.hpp"
 #include "lamina/cuda/detail/memory.hpp"
-#include "lamina/lamina.hpp"
-#include "support.hpp"
 
 /// Totals of blocks by themselves, in any number.
 namespace lamina_test {

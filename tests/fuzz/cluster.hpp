@@ -5,7 +5,6 @@
 // damaged, doubled or late, steps without some workers, replies that are lost or acknowledged out of order, workers that
 // restart. With integers for gradients sums are exact: nothing is lost, a reply that arrives makes the replica the server's, and what is
 // refused is refused by name and changes nothing.
-#include <algorithm>
 #include <optional>
 
 #include "fuzz.hpp"

@@ -12,29 +12,11 @@ namespace {
 using namespace lamina_test;
 using bounded::control_type;
 
-struct setting {
-  explicit setting(lamina::frame_kind kind)
-      : random(6),
-        model(lamina_test::model_of({130, 0, 64, 40, 700})),
-        grid(bounded::chunk_grid::of<float>(model, payload_type::as_is, 8)),
-        made(random, model, some_of(model), payload_type::as_is, kind),
-        chunks(made.cut(grid, 100'000)) {}
-  static lamina::selection some_of(const lamina::layout& model) {
-    lamina::selection chosen(model);
-    chosen.send(0);
-    chosen.send(4);
-    return chosen;
-  }
-  std::mt19937 random;
-  lamina::layout model;
-  bounded::chunk_grid grid;
-  made_frame<float> made;
-  bounded::frame_chunks chunks;
-};
-
-const setting& some_setting() {
-  static const setting made(lamina::frame_kind::parameters);
-  return made;
+const cut_frame& some_frame() {
+  static const cut_frame frame(
+      {130, 0, 64, 40, 700},
+      {.seed = 6, .bound_ppm = 100'000, .kind = lamina::frame_kind::parameters, .dropped = {1, 2, 3}});
+  return frame;
 }
 
 bool has_name(const std::error_code& error) {
@@ -57,26 +39,15 @@ bytes message_of(input& in, const bytes& last) {
   if (how != 1 && all.size() >= 24 && in.below(8) != 0) {
     const auto size = static_cast<std::uint32_t>(all.size() - 24);
     std::memcpy(all.data(), &size, sizeof size);
-    bounded::keyed_check key(test_secret);
-    const std::span<const std::byte> sealed = all;
-    const std::uint64_t sum = key.of({sealed.first(16), sealed.subspan(24)});
-    std::memcpy(all.data() + 16, &sum, sizeof sum);
+    return sealed(std::move(all), 16);
   }
   return all;
-}
-
-void check_done(const bounded::bounded_sender& sender, const setting& of) {
-  for (const std::size_t fragment : sender.arrived().sent().sent()) {
-    check(
-        sender.arrived().lost_chunks(fragment) <= bounded::allowed_losses(100'000, of.grid.chunks(fragment)),
-        "no STOP leaves a fragment beyond its bound");
-  }
 }
 
 }  // namespace
 
 void fuzz_one(input in) {
-  const setting& of = some_setting();
+  const cut_frame& of = some_frame();
   bounded::bounded_sender sender(of.grid,
                                  {.rank = 2, .secret = test_secret, .rate = {.link_bits = 10'000'000'000}});
   bounded::bounded_receiver receiver(of.grid,
@@ -88,7 +59,7 @@ void fuzz_one(input in) {
   const bounded::control_limits limits(of.grid);
   bounded::keyed_check key(test_secret);
   instant now{};
-  bytes to_receiver, to_sender, datagram;
+  bytes to_receiver, to_sender;
   while (!in.is_empty()) {
     now += in.below(64) * 500us;
     switch (in.below(8)) {
@@ -117,10 +88,7 @@ void fuzz_one(input in) {
       case 5:
         for (std::size_t k = in.below(256); k > 0; --k) {
           const auto packet = sender.next_packet(now += 10us);
-          if (!packet) continue;
-          datagram.assign(packet->header.begin(), packet->header.end());
-          datagram.insert(datagram.end(), packet->data[0].begin(), packet->data[0].end());
-          if (k % 8 != 0) receiver.on_datagram(datagram, now);
+          if (packet && k % 8 != 0) receiver.on_datagram(joined(*packet), now);
         }
         break;
       default: {
@@ -132,7 +100,7 @@ void fuzz_one(input in) {
         if (error) break;
         if (goes_up) {
           const bool was_frozen = receiver.state() == receiver_state::frozen;
-          const bytes frame = was_frozen ? bytes(receiver.frame().begin(), receiver.frame().end()) : bytes();
+          const bytes frame = was_frozen ? copy_of(receiver.frame()) : bytes();
           error = receiver.on_control(message, now);
           if (was_frozen && receiver.state() == receiver_state::frozen)
             check(lamina_test::same_bits(frame, receiver.frame()), "what is frozen stands");
@@ -149,7 +117,9 @@ void fuzz_one(input in) {
         } else {
           const bool was_done = sender.state() == sender_state::done;
           error = sender.on_control(message);
-          if (sender.state() == sender_state::done && !was_done) check_done(sender, of);
+          if (sender.state() == sender_state::done && !was_done)
+            check(keeps_bound(sender.arrived(), of.grid, 100'000),
+                  "no STOP leaves a fragment beyond its bound");
           check(!error || !sender.is_under_way(), "an error ends a transfer");
         }
         check(has_name(error), "a refusal has a name");

@@ -1,14 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <cstddef>
-#include <limits>
-#include <span>
-#include <vector>
 
 #include "lamina/residual.hpp"
+#include "support.hpp"
 
 namespace lamina_fuzz {
 

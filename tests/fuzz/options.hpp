@@ -3,13 +3,9 @@
 
 // A worker with any options and any gradients, NaN and infinity among them, with a literal residual: what docs/algorithm.md
 // numbers holds at every step, whatever was sent, lost or refused.
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <optional>
 
 #include "fuzz.hpp"
-#include "lamina/codec.hpp"
 #include "lamina/worker.hpp"
 #include "literal_residual.hpp"
 #include "steps.hpp"
@@ -236,6 +232,8 @@ class run {
     const auto view = lamina::decode<T>(frame, fragments_);
     check(view.step() == step.number() && view.sender() == options_.sender, "the frame says whose it is");
     const bool arrives = in_.below(4) != 3;
+    for (std::size_t f = 0; f < fragments_.layers(); ++f)
+      check(lamina_test::same_bits(step.fragment(f), literal_[f]), "a fragment is its residual");
     if (arrives) step.commit();
     check(!arrives || throws<std::logic_error>([&] { step.commit(); }), "a step is committed once");
     for (std::size_t f = 0; f < fragments_.layers(); ++f) {

@@ -11,37 +11,20 @@ namespace {
 using namespace lamina_test;
 
 // The number of packets is small, so that a byte chooses one.
-struct setting {
+struct setting : cut_frame {
   explicit setting(payload_type type)
-      : random(5),
-        model(lamina_test::model_of({130, 0, 64, 40})),
-        grid(bounded::chunk_grid::of<float>(model, type, 64)),
-        made(random, model, some_of(model), type),
-        chunks(made.cut(grid, 400'000)) {
+      : cut_frame({130, 0, 64, 40},
+                  {.seed = 5, .chunk_elements = 64, .bound_ppm = 400'000, .type = type, .dropped = {1, 2}}) {
     simulated_link link(grid, {});
     link.delays = [&](const bounded::outgoing_packet& packet) -> std::vector<instant> {
-      bytes joined(packet.header.begin(), packet.header.end());
-      for (const auto piece : packet.data) joined.insert(joined.end(), piece.begin(), piece.end());
-      packets.push_back(std::move(joined));
+      packets.push_back(joined(packet));
       return {};
     };
     link.sender.begin(chunks);
-    const auto all = link.sender.poll_control(link.now);
-    begin.assign(all.begin(), all.end());
+    begin = copy_of(link.sender.poll_control(link.now));
     link.up.send(0, {begin}, link.now);
     link.run([&] { return link.sender.state() == sender_state::probing; });
   }
-  static lamina::selection some_of(const lamina::layout& model) {
-    lamina::selection chosen(model);
-    chosen.send(0);
-    chosen.send(3);
-    return chosen;
-  }
-  std::mt19937 random;
-  lamina::layout model;
-  bounded::chunk_grid grid;
-  made_frame<float> made;
-  bounded::frame_chunks chunks;
   bytes begin;
   std::vector<bytes> packets;
 };
@@ -50,13 +33,6 @@ const setting& setting_of(bool has_blocks) {
   static const setting as_is(payload_type::as_is);
   static const setting int4(payload_type::int4);
   return has_blocks ? int4 : as_is;
-}
-
-void seal(bytes& datagram) {
-  bounded::keyed_check check(test_secret);
-  const std::span<const std::byte> all = datagram;
-  const std::uint64_t sum = check.of({all.first(48), all.subspan(56)});
-  std::memcpy(datagram.data() + 48, &sum, sizeof sum);
 }
 
 }  // namespace
@@ -85,7 +61,7 @@ void fuzz_one(input in) {
       const bytes changed = in.take(1 + in.below(8));
       std::copy_n(changed.begin(), std::min(changed.size(), 56 - at),
                   datagram.begin() + static_cast<std::ptrdiff_t>(at));
-      if (how >= 4) seal(datagram);
+      if (how >= 4) datagram = sealed(std::move(datagram), 48);
       if (how == 5) datagram.resize(56 + in.below(256));
     }
     const bool is_good = std::ranges::find(of.packets, datagram) != of.packets.end();
@@ -107,11 +83,7 @@ void fuzz_one(input in) {
   if (receiver.state() != receiver_state::frozen) return;
   // A packet may be changed in what no layout knows, its transmission and times, but not in its elements.
   check(holds_what_arrived(receiver, of.made.frame(), of.grid), "what arrived is what was sent");
-  for (const std::size_t fragment : receiver.arrived().sent().sent()) {
-    check(receiver.arrived().lost_chunks(fragment) <=
-              bounded::allowed_losses(400'000, of.grid.chunks(fragment)),
-          "no fragment is beyond its bound");
-  }
+  check(keeps_bound(receiver.arrived(), of.grid, 400'000), "no fragment is beyond its bound");
 }
 
 }  // namespace lamina_fuzz::of_packet

@@ -3,7 +3,6 @@
 
 // Inputs to begin with: frames and states as the library writes them, frames of a small model with each bit flipped, and some bytes of
 // any kind, which are choices to most targets.
-#include <algorithm>
 #include <functional>
 
 #include "fuzz.hpp"

@@ -2,11 +2,7 @@
 #pragma once
 
 // Any bytes load into a worker, or into a local delta, or are refused by name, and then nothing has changed; what was loaded is saved as it was.
-#include <algorithm>
-#include <optional>
-
 #include "fuzz.hpp"
-#include "lamina/codec.hpp"
 #include "lamina/local/local.hpp"
 #include "steps.hpp"
 
@@ -69,7 +65,7 @@ template <class T>
 bool load(worker<T>& into, const bytes& state) {
   const bytes before = into.save();
   const double threshold = into.threshold();
-  if (outcome_of([&] { into.load(state); }) != outcome::done) {
+  if (!succeeds([&] { into.load(state); })) {
     check(into.save() == before && lamina_test::same_bits(into.threshold(), threshold),
           "a refused state changes nothing");
     return false;
@@ -109,7 +105,7 @@ void merge(input& in, const worker<T>& own, const worker<T>& stranger, const byt
     state = which < 3 ? some[which] : damaged<T>(in, some[0], model);
   }
   bytes merged;
-  if (outcome_of([&] { merged = lamina::merge_states<T>(states, model); }) != outcome::done) return;
+  if (!succeeds([&] { merged = lamina::merge_states<T>(states, model); })) return;
   check(!states.empty(), "nothing is no state");
   worker<T> other(model, own.options());
   other.load(own.save());
@@ -161,11 +157,6 @@ void load_delta(input& in) {
   if (in.flag()) options.payload = lamina::payload_type::ternary;
   lamina::local_delta<T> own(model, options);
   const auto shared = lamina_test::zeros_like<T>(model);
-  const auto one_step = [&] {
-    own.observe_all(shared, lamina_test::rounding_gradients<T>(random, model));
-    own.select();
-    own.commit_lost();
-  };
   const auto local = lamina_test::rounding_gradients<T>(random, model);
   for (std::size_t steps = in.below(4); steps > 0; --steps) {  // which stay under way
     own.observe_all(shared, local);
@@ -179,12 +170,14 @@ void load_delta(input& in) {
   const bytes rest = in.take_rest();
   if (!rest.empty()) state = rest;
   mend_state<T>(state, model, how, lamina::detail::flights_magic);
-  if (outcome_of([&] { own.load(state); }) != outcome::done) {
-    check(own.save() == before, "a refused state changes nothing");
-  } else {
+  if (succeeds([&] { own.load(state); })) {
     check(same_state(own.save(), state), "saving gives what was loaded");
+  } else {
+    check(own.save() == before, "a refused state changes nothing");
   }
-  one_step();
+  own.observe_all(shared, lamina_test::rounding_gradients<T>(random, model));
+  own.select();
+  own.commit_lost();
 }
 
 }  // namespace

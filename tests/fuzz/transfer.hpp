@@ -46,10 +46,7 @@ void fuzz_one(input in) {
     const lamina::delivery& arrived = link.sender.arrived();
     check(same_delivery(arrived, link.receiver.arrived()), "both ends agree");
     check(holds_what_arrived(link.receiver, frame, grid), "what arrived is what was sent");
-    for (const std::size_t fragment : arrived.sent().sent()) {
-      check(arrived.lost_chunks(fragment) <= bounded::allowed_losses(bound_ppm, grid.chunks(fragment)),
-            "no fragment is beyond its bound");
-    }
+    check(keeps_bound(arrived, grid, bound_ppm), "no fragment is beyond its bound");
     for (const auto& each : required)
       check(!arrived.is_lost(each.fragment, each.index), "what is required arrives");
     receive<float>(delivered, link.receiver.frame(), model);

@@ -7,14 +7,7 @@ namespace lamina_test::classes_test {
 
 namespace {
 
-using bounded::control_type;
-
 constexpr std::size_t raw = 1;
-
-void say_ready(raw_peer& peer) {
-  peer.run_until(control_type::begin);
-  peer.say(control_type::ready, peer.channel.message().header.transfer, 0, {0, 0, 1});
-}
 
 struct come_packet {
   bounded::packet_header header;
@@ -61,7 +54,7 @@ TEST_CASE("transport: a packet has the class of its position, and the precedence
         const int yes = 1;
         REQUIRE(setsockopt(peer.path().descriptor_number(), IPPROTO_IP, IP_RECVTOS, &yes, sizeof yes) == 0);
         take_one_by_one(peer.path());
-        say_ready(peer);
+        peer.say_ready();
         while (const auto packet = next_packet(peer, 500))
           classes[packet->header.tag] = packet->type_of_service;
         int control = 0;
@@ -100,7 +93,7 @@ TEST_CASE("transport: who is sent to first has the link until it has all") {
       const bool is_first_served = first_has_some.get_future().wait_for(10s) == std::future_status::ready;
       if (!is_first_served) throw std::runtime_error("worker 1 got nothing");
     }
-    say_ready(peer);
+    peer.say_ready();
     while (const auto packet = next_packet(peer, 500)) {
       if (r == 2 && sent_at[1].empty()) first_has_some.set_value();
       sent_at[r - 1].push_back(packet->header.sent_at);

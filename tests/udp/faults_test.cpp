@@ -14,16 +14,12 @@ using Catch::Matchers::Contains;
 constexpr std::size_t raw = 1;
 
 /// A frame of gradients.
-struct raw_frame : test_frame {
-  explicit raw_frame(const ranks_given& given) : test_frame(given, lamina::frame_kind::gradients, 1, 1) {}
-  void begin(raw_peer& from) const { from.sender.begin(chunks()); }
-};
+test_frame frame_of(const ranks_given& given) {
+  return test_frame(given, lamina::frame_kind::gradients, 1, 1);
+}
 
 void receive_one(udp::transport& ranks) {
-  ranks.receive_from_each({&raw, 1});
-}
-void receive_one_of_server(udp::transport& ranks) {
-  ranks.receive_from_each({&server_rank, 1});
+  ranks.receive_from_each({ranks.rank() == server_rank ? &raw : &server_rank, 1});
 }
 
 }  // namespace
@@ -33,8 +29,8 @@ TEST_CASE("udp faults: a worker that dies before a transfer, or during it, has s
   const bool has_begun = GENERATE(false, true);
   const auto said = run_with_raw_peer(given, receive_one, [&](raw_peer& peer) {
     if (!has_begun) return;
-    const raw_frame frame(given);
-    frame.begin(peer);
+    const test_frame frame = frame_of(given);
+    peer.sender.begin(frame.chunks());
     // Every other packet: PROBE is answered with WANTED, where it ends.
     peer.run_until(control_type::wanted, [](std::size_t i) { return i % 2 == 0; });
   });
@@ -53,14 +49,14 @@ TEST_CASE(
         receive_one(ranks);
       },
       [&](raw_peer& peer) {
-        const raw_frame frame(given);
-        frame.begin(peer);
+        const test_frame frame = frame_of(given);
+        peer.sender.begin(frame.chunks());
         peer.run_until(control_type::stop);
         // It has not heard of it: nothing is committed at this end.
         if (!peer.sender.is_under_way()) throw std::logic_error("it has heard of STOP");
       });
   CHECK(said[1].empty());
-  CHECK(taken == raw_frame(given).bytes());
+  CHECK(taken == frame_of(given).bytes());
   CHECK(said[0] == "connection closed while waiting for worker 0");
 }
 
@@ -72,7 +68,7 @@ TEST_CASE(
   const auto said = run_with_raw_peer(
       given,
       [&](udp::transport& ranks) {
-        if (ranks.rank() != server_rank) return receive_one_of_server(ranks);
+        if (ranks.rank() != server_rank) return receive_one(ranks);
         const std::vector<std::size_t> to = {1, 2};
         try {
           send_one(ranks, given, to);
@@ -145,10 +141,8 @@ TEST_CASE("udp faults: packets that mean nothing and those of a stranger are cou
         counted = ranks.counters();
       },
       [&](raw_peer& peer) {
-        const raw_frame frame(given);
-        frame.begin(peer);
-        peer.run_until(control_type::ready);
-        peer.sender.on_control(peer.channel.message());
+        const test_frame frame = frame_of(given);
+        peer.open(frame.chunks());
         const bounded::outgoing_packet good = *peer.sender.next_packet(clock_now());
         using header = bounded::packet_header;
         for (const auto& each : {forged(good, [](header& of) { ++of.magic; }),
@@ -180,15 +174,10 @@ TEST_CASE("udp faults: a peer that breaks the protocol ends the run by its name,
     std::function<void(raw_peer&)> commit;
   };
   ranks_given given;
-  const raw_frame frame(given);
-  const auto open = [&](raw_peer& peer) {
-    frame.begin(peer);
-    peer.run_until(control_type::ready);
-    peer.sender.on_control(peer.channel.message());
-  };
+  const test_frame frame = frame_of(given);
   // A packet of the transfer that is open, changed, with a good check.
   const auto forge = [&](raw_peer& peer, const std::function<void(bounded::packet_header&)>& change) {
-    open(peer);
+    peer.open(frame.chunks());
     peer.path().put(peer.server, forged(*peer.sender.next_packet(clock_now()), change), 0);
     peer.path().flush();
   };
@@ -241,7 +230,7 @@ TEST_CASE(
   const auto said = run_with_raw_peer(
       given,
       [&](udp::transport& ranks) {
-        if (ranks.rank() != server_rank) return receive_one_of_server(ranks);
+        if (ranks.rank() != server_rank) return receive_one(ranks);
         const std::vector<std::size_t> to = {1, 2};
         std::string why;
         try {
@@ -253,14 +242,10 @@ TEST_CASE(
         throw udp::error(why);
       },
       [](raw_peer& peer) {
-        peer.run_until(control_type::begin);
-        const std::uint32_t transfer = peer.channel.message().header.transfer;
-        peer.say(control_type::ready, transfer, 0, {0, 0, 1});
-        peer.writer.clear();
-        // A report, and one fragment of which nothing has come.
-        for (const std::uint32_t each : {0, 0, 0, 0, 0, 0, 0, 1, 0}) peer.writer.put(each);
-        peer.writer.put(std::vector<std::byte>(peer.grid.bitmap_bytes(0)));
-        peer.channel.put(peer.writer.finish(control_type::stop, transfer, 0));
+        peer.say_ready();
+        const std::vector<std::byte> nothing(peer.grid.bitmap_bytes(0));
+        peer.channel.put(
+            list_message(control_type::stop, peer.channel.message().header.transfer, 0, {{0, nothing}}));
         peer.channel.write();
         peer.run_until_closed();
       },

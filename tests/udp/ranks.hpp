@@ -21,7 +21,7 @@ void say_all(End& end, bounded::instant now, Say&& say) {
   for (auto said = end.poll_control(now); !said.empty(); said = end.poll_control(now)) say(said);
 }
 
-constexpr std::uint64_t run_secret = 0x0123456789abcdef;
+constexpr std::uint64_t run_secret = test_secret;
 
 inline endpoint loopback(const std::string& address = "127.0.0.1") {
   return udp::parse_addresses((address.find(':') < address.size() ? "[" + address + "]" : address) + ":0")

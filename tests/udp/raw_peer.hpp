@@ -83,6 +83,17 @@ class raw_peer {
   void run_until(bounded::control_type type, const std::function<bool(std::size_t)>& keeps = {}) {
     run([&](const bounded::control_message& come) { return come.header.type == type; }, keeps);
   }
+  /// Until BEGIN has come, which is answered with READY.
+  void say_ready() {
+    run_until(bounded::control_type::begin);
+    say(bounded::control_type::ready, channel.message().header.transfer, 0, {0, 0, 1});
+  }
+  /// Until READY has come for a frame of its own.
+  void open(const bounded::frame_chunks& chunks) {
+    sender.begin(chunks);
+    run_until(bounded::control_type::ready);
+    sender.on_control(channel.message());
+  }
   void run_until_closed() {
     run([](const bounded::control_message&) { return false; });
   }
