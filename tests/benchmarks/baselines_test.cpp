@@ -45,8 +45,8 @@ numbers integer_gradient(unsigned seed, std::size_t elements = model.elements())
 
 // Of one law of magnitudes, with random signs.
 template <class Law>
-numbers drawn(std::size_t elements, Law law) {
-  std::mt19937 random(7);
+numbers drawn(std::size_t elements, Law law, unsigned seed = 7) {
+  std::mt19937 random(seed);
   numbers result(elements);
   for (float& each : result) each = static_cast<float>(law(random)) * (random() % 2 == 0 ? 1.0F : -1.0F);
   return result;
@@ -64,8 +64,16 @@ void add_to(numbers& sum, const numbers& addend) {
   std::ranges::transform(sum, addend, sum.begin(), std::plus<>());
 }
 
-std::span<const float> layer(const numbers& all, std::size_t l) {
-  return std::span(all).subspan(model.offset(l), model.sizes()[l]);
+std::span<const float> layer(const numbers& all, std::size_t l, const lamina::layout& of = model) {
+  return std::span(all).subspan(of.offset(l), of.sizes()[l]);
+}
+
+// The magnitudes, the largest first.
+numbers ordered(std::span<const float> values) {
+  numbers result(values.size());
+  std::ranges::transform(values, result.begin(), [](float x) { return std::abs(x); });
+  std::ranges::sort(result, std::greater<>());
+  return result;
 }
 
 std::size_t nonzero(std::span<const float> values) {
@@ -106,10 +114,8 @@ TEST_CASE(
       add_to(total, now);
     }
     REQUIRE(worker->residual().size() == model.elements());
-    double furthest = 0;
     for (std::size_t i = 0; i < total.size(); ++i)
-      furthest = std::max(furthest, std::abs(double{total[i]} + worker->residual()[i] - gradients[i]));
-    REQUIRE(furthest <= tolerance);
+      REQUIRE(std::abs(double{total[i]} + worker->residual()[i] - gradients[i]) <= tolerance);
   }
 }
 
@@ -118,24 +124,15 @@ TEST_CASE("baselines: top-k sends the k largest of each layer and k of them wher
   top_k worker(model, fraction);
   const numbers gradient = integer_gradient(3);
   const numbers sent = sent_of(worker, gradient);
+  std::size_t kept = 0;
   for (std::size_t l = 0; l < model.layers(); ++l) {
     const auto keep = static_cast<std::size_t>(std::ceil(fraction * static_cast<double>(model.sizes()[l])));
-    numbers sizes_sent;
-    numbers sizes;
-    for (std::size_t i = 0; i < model.sizes()[l]; ++i) {
-      const float before = layer(gradient, l)[i];
-      const bool is_sent = layer(sent, l)[i] != 0 || (before == 0 && fraction == 1.0);
-      if (is_sent) sizes_sent.push_back(std::abs(before));
-      sizes.push_back(std::abs(before));
-    }
-    std::ranges::sort(sizes, std::greater<>());
-    std::ranges::sort(sizes_sent, std::greater<>());
-    sizes.resize(keep);
-    REQUIRE(sizes_sent == sizes);
+    numbers largest = ordered(layer(gradient, l));
+    std::fill(largest.begin() + static_cast<std::ptrdiff_t>(keep), largest.end(), 0.0F);
+    REQUIRE(ordered(layer(sent, l)) == largest);
+    kept += keep;
   }
   // A count for each layer, and an index and a number for each element.
-  std::size_t kept = 0;
-  for (const std::size_t size : model.sizes()) kept += share_of(size, fraction);
   REQUIRE(worker.message_bytes() <= 4 * model.layers() + 8 * kept);
 }
 
@@ -165,26 +162,18 @@ TEST_CASE("baselines: one pass takes what a threshold leaves, and finds the shar
   for (const double fraction : {0.05, 0.5}) {
     one_pass_threshold worker(one, fraction);
     numbers last;
-    double share = 0;
+    std::size_t of_first = 0;  // elements of the first layer that go out in a step
     for (unsigned step = 1; step <= 40; ++step) {
-      std::mt19937 random(step);
-      std::exponential_distribution<float> law;
-      numbers gradient(one.elements());
-      for (float& each : gradient) each = law(random) * (random() % 2 == 0 ? 1.0F : -1.0F);
-      last = sent_of(worker, gradient);
-      share = static_cast<double>(nonzero(std::span(last).first(30'003))) / 30'003;
+      last = sent_of(worker, drawn(one.elements(), std::exponential_distribution<double>(), step));
+      of_first = nonzero(std::span(last).first(30'003));
       // Nothing that stayed is as large as anything that went.
-      float smallest = 1e9F;
-      for (std::size_t i = 0; i < 30'003; ++i) {
-        if (last[i] != 0) smallest = std::min(smallest, std::abs(last[i]));
-      }
-      REQUIRE(std::ranges::all_of(std::span(worker.residual()).first(30'003),
-                                  [&](float x) { return std::abs(x) <= smallest; }));
+      const float smallest = of_first == 0 ? 1e9F : ordered(std::span(last).first(30'003))[of_first - 1];
+      REQUIRE(ordered(std::span(worker.residual()).first(30'003)).front() <= smallest);
     }
+    const double share = static_cast<double>(of_first) / 30'003;
     REQUIRE(share > 0.85 * fraction);
     REQUIRE(share < 1.15 * fraction);
     const std::size_t kept = nonzero(last);
-    const std::size_t of_first = nonzero(std::span(last).first(30'003));
     REQUIRE(worker.message_bytes() == 4 * kept + 2 * 4 + std::min<std::size_t>(4 * of_first, 3'751) +
                                           std::min<std::size_t>(4 * (kept - of_first), 1));
     // 5 % are 8.1 % as a bitmap and numbers, and about 5.9 % at the entropy of their places.
@@ -195,17 +184,12 @@ TEST_CASE("baselines: one pass takes what a threshold leaves, and finds the shar
 
 TEST_CASE("baselines: PowerSGD finds a matrix of its rank, and sends so much of each layer") {
   const lamina::layout one({{"matrix", {30, 5, 8}}, {"bias", {7}}});
-  std::mt19937 random(5);
-  std::normal_distribution<float> law;
-  numbers gradient(one.elements());
-  for (std::size_t k = 0; k < 2; ++k) {
-    numbers left(30);
-    numbers right(40);
-    for (float& each : left) each = law(random);
-    for (float& each : right) each = law(random);
-    for (std::size_t i = 0; i < 1200; ++i) gradient[i] += left[i / 40] * right[i % 40];
-  }
-  for (std::size_t i = 1200; i < gradient.size(); ++i) gradient[i] = law(random);
+  const std::normal_distribution<double> law;
+  numbers gradient = drawn(one.elements(), law);
+  const numbers left = drawn(2 * 30, law, 1);
+  const numbers right = drawn(2 * 40, law, 2);
+  for (std::size_t i = 0; i < 1200; ++i)
+    gradient[i] = left[i / 40] * right[i % 40] + left[30 + i / 40] * right[40 + i % 40];
   const auto error_of = [&](std::size_t rank) {
     power_sgd worker(one, rank);
     const numbers sent = sent_of(worker, gradient);
@@ -232,10 +216,7 @@ TEST_CASE("baselines: an 8-bit float is the nearest one, whatever the number") {
         std::ldexp(static_cast<float>(random() % 65536) / 65536.0F, static_cast<int>(random() % 20) - 11);
     if (x > 448) continue;
     const float back = fp8::value_of(fp8::code_of(-x));
-    float nearest = all[0];
-    for (const float each : all) {
-      if (std::abs(each - x) < std::abs(nearest - x)) nearest = each;
-    }
+    const float nearest = std::ranges::min(all, {}, [&](float each) { return std::abs(each - x); });
     REQUIRE(std::abs(-back - x) == std::abs(nearest - x));
   }
 }
@@ -265,7 +246,7 @@ TEST_CASE("baselines: TernGrad sends -s, 0 or s, and the gradient on average") {
   constexpr int draws = 4'000;
   const lamina::layout one({{"layer", {64}}});
   const numbers gradient = integer_gradient(9, one.elements());
-  const float largest = std::abs(std::ranges::max(gradient, {}, [](float x) { return std::abs(x); }));
+  const float largest = ordered(gradient).front();
   terngrad worker(one, std::numeric_limits<double>::infinity());
   numbers sum(one.elements());
   for (int i = 0; i < draws; ++i) {
@@ -300,8 +281,7 @@ TEST_CASE(
       double mean = 0;
       for (std::size_t begin = 0; begin < model.sizes()[l]; begin += bin) {
         const auto elements = layer(residual, l).subspan(begin, std::min(bin, model.sizes()[l] - begin));
-        float largest = 0;
-        for (const float each : elements) largest = std::max(largest, std::abs(each));
+        const float largest = ordered(elements).front();
         mean += largest;
         for (std::size_t i = 0; i < elements.size(); ++i) {
           const std::size_t at = begin + i;
@@ -347,25 +327,20 @@ TEST_CASE(
   const lamina::layout& blocks = worker.blocks();
   REQUIRE(blocks.elements() == model.elements());
   const auto keep = static_cast<std::size_t>(std::ceil(0.1 * static_cast<double>(blocks.layers())));
-  float smallest_sent = std::numeric_limits<float>::infinity();
-  float largest_held = 0;
-  std::size_t sent_blocks = 0;
+  numbers norms;
+  numbers sent_norms;
   std::size_t sent_elements = 0;
   for (std::size_t b = 0; b < blocks.layers(); ++b) {
-    const auto before = std::span(gradient).subspan(blocks.offset(b), blocks.sizes()[b]);
-    const auto after = std::span(sent).subspan(blocks.offset(b), blocks.sizes()[b]);
-    const float norm = std::inner_product(before.begin(), before.end(), before.begin(), 0.0F);
-    if (std::ranges::equal(before, after)) {
-      ++sent_blocks;
-      sent_elements += before.size();
-      smallest_sent = std::min(smallest_sent, norm);
-    } else {
-      REQUIRE(nonzero(after) == 0);
-      largest_held = std::max(largest_held, norm);
-    }
+    const auto before = layer(gradient, b, blocks), after = layer(sent, b, blocks);
+    norms.push_back(std::inner_product(before.begin(), before.end(), before.begin(), 0.0F));
+    if (nonzero(after) == 0) continue;
+    REQUIRE(std::ranges::equal(before, after));
+    sent_norms.push_back(norms.back());
+    sent_elements += before.size();
   }
-  REQUIRE(sent_blocks == keep);
-  REQUIRE(smallest_sent >= largest_held);
+  norms = ordered(norms);
+  norms.resize(keep);
+  REQUIRE(ordered(sent_norms) == norms);
   REQUIRE(worker.message_bytes() ==
           128 + 4 * sent_elements);  // header and bitmap, as docs/wire-format.md has it
 }

@@ -4,7 +4,7 @@
 set(LAMINA_LANGUAGES "bash|c\\+\\+|cmake|console|cpp|diff|ini|json|make|python|sh|text|toml|yaml")
 
 # lamina_cpp_blocks(PAGE NAME PREFIX): reads PAGE, which messages call NAME. Sets PREFIX_count; for each block I from 1 on
-# PREFIX_I_text, PREFIX_I_line, and PREFIX_I_reason: why it is not compiled, empty where it is. A block that is no whole program
+# PREFIX_I_text and PREFIX_I_reason: why it is not compiled, empty where it is. A block that is no whole program
 # and has no marker <!-- not compiled: REASON --> in the line before ends the configure step. So does whatever could hide one: a fence that
 # is not ``` at the beginning of its line, opens a block of a language that is not listed, or of none around what looks like C++.
 function(lamina_cpp_blocks page name prefix)
@@ -36,7 +36,6 @@ function(lamina_cpp_blocks page name prefix)
             "it is not compiled: <!-- not compiled: REASON -->")
         endif()
         set(${prefix}_${count}_text "${block}" PARENT_SCOPE)
-        set(${prefix}_${count}_line "${opened}" PARENT_SCOPE)
         set(${prefix}_${count}_reason "${reason}" PARENT_SCOPE)
       elseif(language STREQUAL "" AND block MATCHES "#include|[\n ]main\\(")
         message(FATAL_ERROR "${name}:${opened}: this block looks like C++ and does not say so: ```cpp")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Every link within the repository leads somewhere: links.py [ROOT].
 
-Looks at README.md, CONTRIBUTING.md, SECURITY.md and docs/: that the file or directory of each relative link is there, spelt as on
-disk; docs.site looks at their anchors. Of all other files it looks at the pages that they name, as in "see docs/cpp.md".
+Looks at README.md, CONTRIBUTING.md, SECURITY.md and docs/: that the file or directory of each relative link is there;
+docs.site looks at their anchors. Of all other files it looks at the pages that they name, as in "see docs/cpp.md".
 """
 
 import os
@@ -37,17 +37,6 @@ def lines_outside_of_blocks(text: str) -> list[tuple[int, str]]:
     return kept
 
 
-def there_as_spelt(path: pathlib.Path, root: pathlib.Path) -> bool:
-    """As on a file system that tells large letters from small ones, whatever this one does."""
-    if not path.exists():
-        return False
-    while path != root and path != path.parent:
-        if path.name not in os.listdir(path.parent):
-            return False
-        path = path.parent
-    return True
-
-
 def problems_of_links(page: pathlib.Path, root: pathlib.Path) -> list[str]:
     problems = []
     for number, line in lines_outside_of_blocks(page.read_text(encoding="utf-8")):
@@ -63,7 +52,7 @@ def problems_of_links(page: pathlib.Path, root: pathlib.Path) -> list[str]:
             file = pathlib.Path(os.path.normpath(page.parent / path)) if path else page
             if not file.is_relative_to(root):
                 problems.append(f"{where}: outside of the repository")
-            elif not there_as_spelt(file, root):
+            elif not file.exists():
                 problems.append(f"{where}: there is no {file.relative_to(root)}")
     return problems
 
@@ -77,11 +66,7 @@ def problems_of_names(root: pathlib.Path) -> list[str]:
             file = pathlib.Path(directory, name)
             if file.suffix not in SUFFIXES or file.is_symlink():
                 continue
-            try:
-                text = file.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue
-            for number, line in enumerate(text.splitlines(), 1):
+            for number, line in enumerate(file.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
                 problems += [f"{file.relative_to(root)}:{number}: there is no {named}"
                              for named in NAMED_PAGE.findall(line) if not (root / named).exists()]
     return problems

@@ -28,7 +28,7 @@ namespace {
 
 using gradient = std::vector<float>;
 
-void work(lamina::worker<float>& worker) {
+[[maybe_unused]] void work(lamina::worker<float>& worker) {
   std::vector<gradient> writable = {gradient(4), gradient(2)};
   const std::vector<std::optional<gradient>> gradients = {gradient(4), std::nullopt};
   const std::vector<lamina::bfloat16> halves(4);
@@ -56,8 +56,8 @@ void work(lamina::worker<float>& worker) {
   worker.apply(worker.save(), writable);
 }
 
-void serve(lamina::server<float>& server, std::vector<std::byte> bytes, std::vector<gradient>& parameters,
-           std::error_code& error) {
+[[maybe_unused]] void serve(lamina::server<float>& server, std::vector<std::byte> bytes,
+                            std::vector<gradient>& parameters, std::error_code& error) {
   if (lamina::peek(bytes, error).size_bytes > lamina::largest_frame_bytes<float>(server.model())) return;
   error = server.add(std::move(bytes));
   if (error || !server.complete()) return;
@@ -77,12 +77,3 @@ void serve(lamina::server<float>& server, std::vector<std::byte> bytes, std::vec
 }
 
 }  // namespace
-
-// Not in an unnamed namespace, or they would not be needed.
-void lamina_lint(lamina::worker<float>& worker, lamina::server<float>& server, std::vector<std::byte> bytes,
-                 std::vector<std::vector<float>>& parameters, std::error_code& error);
-void lamina_lint(lamina::worker<float>& worker, lamina::server<float>& server, std::vector<std::byte> bytes,
-                 std::vector<std::vector<float>>& parameters, std::error_code& error) {
-  work(worker);
-  serve(server, std::move(bytes), parameters, error);
-}

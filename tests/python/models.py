@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Small models, their batches, and steps of DDP over them."""
 
+import contextlib
 import logging
 
 import torch
@@ -26,11 +27,11 @@ def small(seed=0):
 def batch(step, rank, size=8):
     generator = torch.Generator().manual_seed(1000 * step + rank)
     labels = torch.randint(10, (size,), generator=generator)
-    images = torch.randn(size, 3, 16, 16, generator=generator) + labels.view(-1, 1, 1, 1) / 5
-    return images, labels
+    images = torch.randn(size, 3, 16, 16, generator=generator, dtype=torch.float32)
+    return images + labels.view(-1, 1, 1, 1).float() / 5, labels
 
 
-def train(model, steps, optimizer=None, first=1, scheduler=None):
+def train(model, steps, optimizer=None, first=1):
     """The losses, under DDP or without."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.05)
     losses = []
@@ -40,19 +41,26 @@ def train(model, steps, optimizer=None, first=1, scheduler=None):
         loss = nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
         losses.append(loss.item())
     return losses
 
 
-def train_local(model, optimizer, steps, first=1, scheduler=None):
-    return train(model, steps, optimizer, first, scheduler)
+def train_local(model, optimizer, steps, first=1):
+    return train(model, steps, optimizer, first)
 
 
 def dropping(model, ddp_options=None, **options):
     ddp = DDP(model, **(ddp_options or {}))
     return ddp, lamina.torch.register(ddp, **options)
+
+
+@contextlib.contextmanager
+def default_type(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def bits(module):
@@ -123,13 +131,9 @@ def whole_numbers(shapes, step, rank, most=8):
 
 def recorded():
     """What the logger says from now on, as records."""
-    records = []
-
-    class Keep(logging.Handler):
-        def emit(self, record):
-            records.append(record)
-
-    lamina.torch._report.logger.handlers[:] = [Keep()]
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    lamina.torch._report.logger.handlers[:] = [handler]
     lamina.torch._report.logger.setLevel(logging.INFO)
     return records
 

@@ -137,11 +137,10 @@ def _site():
 @contextlib.contextmanager
 def device():
     """Counts begin at zero."""
-    kept = torch.tensor, *(getattr(dist, name) for name in ("all_reduce", "all_to_all_single", "all_gather_into_tensor", "broadcast", "get_backend"))
-    _, all_reduce, all_to_all_single, _, broadcast, _ = kept
+    make, all_reduce, all_to_all_single, broadcast = torch.tensor, dist.all_reduce, dist.all_to_all_single, dist.broadcast
 
     def tensor(*arguments, device=None, **named):
-        made = kept[0](*arguments, **named)
+        made = make(*arguments, **named)
         if device is None or torch.device(device) != DEVICE:
             return made
         note("copies to the device")
@@ -160,18 +159,14 @@ def device():
         assert to.numel() == own.numel() * dist.get_world_size(group)
         return dist.all_gather(list(to.view(-1, *own.shape).unbind(0)), own, group=group, async_op=async_op)
 
-    torch.tensor = tensor
-    dist.all_reduce = lambda each, *arguments, **named: all_reduce(*given(each), *arguments, **named)
-    dist.all_to_all_single = lambda to, own, *splits, **named: all_to_all_single(*given(to, own), *splits, **named)
-    dist.all_gather_into_tensor = all_gather_into_tensor
-    dist.broadcast = lambda each, *arguments, **named: broadcast(*given(each), *arguments, **named)
-    dist.get_backend = lambda *_: "nccl"
-    forget()
-    try:
-        with Mode():
-            yield
-    finally:
-        (torch.tensor, dist.all_reduce, dist.all_to_all_single, dist.all_gather_into_tensor, dist.broadcast, dist.get_backend) = kept
+    collectives = {
+        "all_reduce": lambda each, *arguments, **named: all_reduce(*given(each), *arguments, **named),
+        "all_to_all_single": lambda to, own, *splits, **named: all_to_all_single(*given(to, own), *splits, **named),
+        "broadcast": lambda each, *arguments, **named: broadcast(*given(each), *arguments, **named),
+        "all_gather_into_tensor": all_gather_into_tensor, "get_backend": lambda *_: "nccl"}
+    with mock.patch.object(torch, "tensor", tensor), mock.patch.multiple(dist, **collectives), Mode():
+        forget()
+        yield
 
 
 def forget():

@@ -60,16 +60,16 @@ def stop():
 
 
 def refused(*cases):
-    """Each is an error, what it says, and the call that raises it."""
+    """Each is an error, what it says, None for anything, and the call that raises it."""
     for error, message, call in cases:
         with pytest.raises(error, match=message):
             call()
 
 
-def gathered(value):
-    """On all ranks the list of what each has."""
-    values = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+def gathered(value, group=None):
+    """On all ranks of the group the list of what each has."""
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 
@@ -78,31 +78,25 @@ def agree(value):
     return len(set(gathered(b"".join(each.numpy().tobytes() for each in value) if isinstance(value, list) else value))) == 1
 
 
-_adds_bfloat16 = []
-
-
 def needs_bfloat16():
     """Skips a test where gloo does not know bfloat16."""
-    if not _adds_bfloat16:
-        try:
-            run(2, _add_bfloat16)
-            _adds_bfloat16.append(True)
-        except RuntimeError as error:
-            if "scalar type" not in str(error):
-                raise
-            _adds_bfloat16.append(False)
-    if not _adds_bfloat16[0]:
+    if not _knows_bfloat16():
         pytest.skip(f"gloo of PyTorch {torch.__version__} does not send bfloat16")
+
+
+@functools.lru_cache(maxsize=None)
+def _knows_bfloat16():
+    try:
+        run(2, _add_bfloat16)
+    except RuntimeError as error:
+        if "scalar type" not in str(error):
+            raise
+        return False
+    return True
 
 
 def _add_bfloat16():
     dist.all_reduce(torch.ones(3, dtype=torch.bfloat16))
-
-
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Program:
@@ -110,7 +104,8 @@ class Program:
     3.11."""
 
     def __init__(self, path, *arguments, world=2):
-        port = free_port()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         self._folder = tempfile.TemporaryDirectory()
         self._outputs = [pathlib.Path(self._folder.name) / str(rank) for rank in range(world)]
         self._processes = [_context.Process(target=_execute, daemon=True, args=(str(path), arguments, str(output), {

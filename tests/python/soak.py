@@ -26,6 +26,7 @@ import numpy as np
 import lamina
 
 SIZES = (9000, 0, 1, 64, 4097, 333, 4096, 12, 63, 700)  # empty, tiny, around a block, and a few blocks
+LAYOUT = lamina.Layout({f"layer {l}": (n,) for l, n in enumerate(SIZES)})
 EVERY = 16  # rounds from one checkpoint to the next
 RATE = 0.0625
 SECONDS = 60  # no wait is longer: a round takes milliseconds, the rest is for a machine that does much else
@@ -46,12 +47,11 @@ class Setting:
     def __post_init__(self):
         draw = random.Random(2 * self.seed + self.asynchronous)
         self.sends_fail = draw.random() < 0.5
-        self.fragment_elements = draw.choice([0, 4096])
         self.options = {
-            "drop_ratio": draw.choice([0.0, 0.5, 0.9, 0.95, 0.99, 1.0]), "warm_up_steps": draw.choice([0, 0, 50]),
-            "search_every": draw.choice([1, 1, 7]), "at_least_every": draw.choice([0, 0, 3, 40]), "by_score": draw.random() < 0.25,
-            "payload": draw.choice(["as_is", "float16", "bfloat16", "int8", "int4", "ternary"]),
-            "non_finite": draw.choice(["refuse", "skip"]), "fragment_elements": self.fragment_elements}
+            "fragment_elements": draw.choice([0, 4096]), "drop_ratio": draw.choice([0.0, 0.5, 0.9, 0.95, 0.99, 1.0]),
+            "warm_up_steps": draw.choice([0, 0, 50]), "search_every": draw.choice([1, 1, 7]), "at_least_every": draw.choice([0, 0, 3, 40]),
+            "by_score": draw.random() < 0.25, "payload": draw.choice(["as_is", "float16", "bfloat16", "int8", "int4", "ternary"]),
+            "non_finite": draw.choice(["refuse", "skip"])}
         if draw.random() < 1 / 3:
             self.options["send_budget"] = draw.choice([0.02, 0.1, 0.4])
         if draw.random() < 1 / 3:  # each step without a send adds a binary digit to the velocity: at an age of 8 a float still holds it
@@ -177,9 +177,8 @@ class Server:
     def __init__(self, setting: Setting, workers: list[Connection], checkpoints: Checkpoints, progress: Connection):
         self.setting, self.workers, self.checkpoints, self.progress = setting, workers, checkpoints, progress
         self.round = checkpoints.newest()
-        layout = lamina.Layout({f"layer {l}": (n,) for l, n in enumerate(SIZES)})
-        self.server = lamina.Server(layout, setting.workers, asynchronous=setting.asynchronous, first_step=self.round + 1,
-                                    fragment_elements=setting.fragment_elements)
+        self.server = lamina.Server(LAYOUT, setting.workers, asynchronous=setting.asynchronous, first_step=self.round + 1,
+                                    fragment_elements=setting.options["fragment_elements"])
         self.parameters, self.books = first_parameters(), Books(setting)
         if self.round > 0:
             self.parameters, self.books = checkpoints.load("server", self.round)
@@ -200,10 +199,10 @@ class Server:
         """Each worker goes through the rounds up to `last`: asynchronous ones at their own pace, nobody waits for anybody."""
         at, everybody = [self.round] * self.setting.workers, list(range(self.setting.workers))
         while self.round < last:
-            ready = everybody
+            groups = [everybody]
             if self.setting.asynchronous:
-                ready = [self.workers.index(peer) for peer in wait([self.workers[w] for w in everybody if at[w] < last], SECONDS)]
-            for together in [[worker] for worker in ready] if self.setting.asynchronous else [everybody]:
+                groups = [[self.workers.index(peer)] for peer in wait([self.workers[w] for w in everybody if at[w] < last], SECONDS)]
+            for together in groups:
                 for worker in together:
                     at[worker] += 1
                     self.take(worker, at[worker])
@@ -218,7 +217,7 @@ class Server:
         """The frame of a worker in a round, booked."""
         self.books.add_gradient(worker, round_)
         replica, data = receive(self.workers[worker])
-        self.require_replica(worker, replica)
+        assert replica == self.replied[worker], f"the replica of worker {worker} differs"
         frame = lamina.decode(data, self.server.fragments)
         assert frame.sender == worker, f"the frame of another sender from worker {worker}"
         self.books.take(worker, frame, self.server.fragments)
@@ -240,13 +239,8 @@ class Server:
         self.replied[worker] = crc32(self.parameters)
         self.counts.update(frames=1, frame_bytes=len(reply.bytes))
 
-    def require_replica(self, worker: int, replica: int) -> None:
-        assert replica == self.replied[worker], f"the replica of worker {worker} differs"
-
     def checkpoint(self, round_: int) -> None:
         """All workers are at the same round: each gets what it has not seen, saves, and shows what it has."""
-        for worker, peer in enumerate(self.workers):
-            self.require_replica(worker, receive(peer))
         for worker in range(self.setting.workers):
             self.reply(worker, round_)
         self.audit(True)
@@ -270,8 +264,7 @@ class Worker:
 
     def __init__(self, setting: Setting, index: int, server: Connection, checkpoints: Checkpoints):
         self.setting, self.index, self.server, self.checkpoints = setting, index, server, checkpoints
-        layout = lamina.Layout({f"layer {l}": (n,) for l, n in enumerate(SIZES)})
-        self.worker = lamina.Worker(layout, sender=index, **setting.options)
+        self.worker = lamina.Worker(LAYOUT, sender=index, **setting.options)
         self.replica = np.zeros(sum(SIZES), np.float32)
         self.round, self.memory = checkpoints.newest(), Memory()
         if self.round > 0:
@@ -287,7 +280,6 @@ class Worker:
                 self.round += 1
                 self.send()
                 self.take_parameters()
-            self.server.send(crc32(self.replica))
             self.take_parameters()
             if self.setting.fault != "skip-save" or self.index != 1:
                 self.checkpoints.save(f"worker{self.index}", self.round, (self.worker.save(), self.replica))

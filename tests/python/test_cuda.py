@@ -82,14 +82,11 @@ def test_it_says_by_name_that_there_is_no_device(cuda):
 
 
 def test_what_it_is_given_is_checked_before(cuda):
-    with pytest.raises(ValueError, match="payload must be one of .* got 'int2'"):
-        cuda.Worker({"weight": (3, 4)}, payload="int2")
-    with pytest.raises(ValueError, match="search_every must be at least 1"):
-        cuda.Worker({"weight": (3, 4)}, search_every=0)
-    with pytest.raises(TypeError, match="names and shapes"):
-        cuda.Worker({"weight": "12"})
-    with pytest.raises(TypeError):
-        cuda.Worker({"weight": (3, 4)}, decide="ahead")
+    shapes = {"weight": (3, 4)}
+    ranks.refused((ValueError, "payload must be one of .* got 'int2'", lambda: cuda.Worker(shapes, payload="int2")),
+                  (ValueError, "search_every must be at least 1", lambda: cuda.Worker(shapes, search_every=0)),
+                  (TypeError, "names and shapes", lambda: cuda.Worker({"weight": "12"})),
+                  (TypeError, None, lambda: cuda.Worker(shapes, decide="ahead")))
 
 
 class Worker:
@@ -164,8 +161,11 @@ def gradients(step, rank, dtype):
 
 
 def equal(first, second):
-    return all(torch.equal(each.view(torch.uint8) if each.numel() else each, other.view(torch.uint8) if other.numel() else other)
-               for each, other in zip(first, second))
+    return all(each.numpy().tobytes() == other.numpy().tobytes() for each, other in zip(first, second))
+
+
+def residuals(state):
+    return [state.residual(name) for name in state.names]
 
 
 VARIANTS = {"": {}, "momentum, fragments": {"options": {"momentum": 0.9, "fragment_elements": 4096, "search_every": 2}},
@@ -174,13 +174,8 @@ VARIANTS = {"": {}, "momentum, fragments": {"options": {"momentum": 0.9, "fragme
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@ranks.on(2, sends_bfloat16=lambda variant, **_: variant == "bfloat16 on the wire")
 def test_its_step_is_bitwise_that_of_the_cpu(emulated, variant):
-    if variant == "bfloat16 on the wire":
-        ranks.needs_bfloat16()
-    ranks.run(2, steps, variant)
-
-
-def steps(variant):
     rank, dtype = torch.distributed.get_rank(), VARIANTS[variant].get("dtype", torch.float32)
     with pretended.cuda(Worker):
         states = [bound(on_gpu, **VARIANTS[variant]) for on_gpu in (False, True)]
@@ -194,13 +189,13 @@ def steps(variant):
             assert equal(*results) and all(each.isfinite().all() for each in results[0]) == (step != 3 or variant == "leave_out")
             for field in ("step", "skipped", "threshold", "sent_fragments", "sent_elements", "left_out_elements"):
                 assert len({getattr(each, field) for each in reports}) == 1, field
-            assert equal(*([state.residual(name) for name in state.names] for state in states))
+            assert equal(*map(residuals, states))
             if step == 4:  # as another run, each from what the other has saved
                 saved = [state.state_dict() for state in states]
                 by_torch = bound(False, **{**VARIANTS[variant], "backend": "torch"})
                 by_torch.load_state_dict(saved[1])
                 assert by_torch.step == states[1].step
-                assert equal(*([each.residual(name) for name in each.names] for each in (by_torch, states[1])))
+                assert equal(residuals(by_torch), residuals(states[1]))
                 states = [bound(on_gpu, **VARIANTS[variant]) for on_gpu in (False, True)]
                 for state, other in zip(states, saved[::-1]):
                     state.load_state_dict(other)
@@ -208,11 +203,8 @@ def steps(variant):
 
 @pytest.mark.parametrize("is_saved", [False, True])
 @pytest.mark.parametrize("fails_at", [1, 2, 3])
+@ranks.on(1)
 def test_a_step_that_was_given_up_loses_nothing(emulated, fails_at, is_saved):
-    ranks.run(1, give_up, fails_at, is_saved)
-
-
-def give_up(fails_at, is_saved):
     """In the all-reduce of what says that a gradient is bad, of the values, and of what is sent: as on the CPU, whatever is done before the
     next step."""
     with pretended.cuda(Worker), torch.no_grad():
@@ -221,13 +213,8 @@ def give_up(fails_at, is_saved):
             for step in range(1, 4):
                 results = [gradients(step, 0, torch.float32) for _ in states]
                 for state, each in zip(states, results):
-                    left = fails_at
-
-                    def all_reduce(_):
-                        nonlocal left
-                        left -= 1
-                        if step == 2 and not left:
-                            raise RuntimeError("a rank has died")
+                    calls = [*[None] * (fails_at - 1), RuntimeError("a rank has died")]
+                    all_reduce = mock.Mock(side_effect=calls if step == 2 else None)
                     with pytest.raises(RuntimeError, match="died") if step == 2 else contextlib.nullcontext():
                         state.reduce(each, all_reduce=all_reduce)
                     if step == 2 and is_saved:
@@ -235,24 +222,18 @@ def give_up(fails_at, is_saved):
                 assert states[0].step == states[1].step == (step if step < 2 else step - 1)
                 assert step == 2 or equal(*results)
                 if is_saved or step != 2:
-                    assert equal(*([state.residual(name) for name in state.names] for state in states))
+                    assert equal(*map(residuals, states))
 
 
+@ranks.on(1)
 def test_where_it_cannot_be_is_said_by_name():
     def with_cuda(**options):
         with mock.patch.object(lamina, "HAS_CUDA", True):
             return LayerDropping(backend="cuda", **options)
     ranks.refused((ImportError, "needs the extension lamina._cuda", lambda: LayerDropping(backend="cuda")),
                   (ValueError, "got overlap=True", lambda: with_cuda(overlap=True)),
-                  (ValueError, "got value='max_abs'", lambda: with_cuda(options=lamina.Options(value="max_abs"))))
-    ranks.run(1, refuse_the_cpu)
-
-
-def refuse_the_cpu():
-    with mock.patch.object(lamina, "HAS_CUDA", True):
-        state = LayerDropping(backend="cuda")
-        with pytest.raises(TypeError, match="backend 'cuda' cannot read gradients on cpu"):
-            state.bind(nn.Linear(3, 2))
+                  (ValueError, "got value='max_abs'", lambda: with_cuda(options=lamina.Options(value="max_abs"))),
+                  (TypeError, "backend 'cuda' cannot read gradients on cpu", lambda: with_cuda().bind(nn.Linear(3, 2))))
 
 
 @pytest.mark.parametrize("options, has_it, chosen", [({}, True, "cuda"), ({}, False, "torch"), ({"overlap": True}, True, "torch"),

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: MIT
 """LocalUpdates around optimizers, on several ranks: L1, L2, ... are the numbers of docs/algorithm.md. That ranks make what one server would:
-test_local_device.py, against shards of another kind, and tests/benchmarks/learning/test_package.py, against a server."""
+test_local_device.py, against shards of another kind, and tests/benchmarks/learning/test_package.py, against a server. L6: test_local_device.py."""
 
 import copy
-import datetime
 import io
-import os
 from unittest import mock
 
 import pytest
@@ -44,6 +42,21 @@ def take(model, optimizer, gradients):
     optimizer.step()
 
 
+def take_whole_numbers(model, optimizer, step, did):
+    """The same with gradients that are whole numbers, and adds them to `did`."""
+    gradients = models.whole_numbers(SHAPES, step, dist.get_rank())
+    take(model, optimizer, gradients)
+    for total, gradient in zip(did, gradients):
+        total += gradient
+
+
+def is_all_that_was_done(model, did):
+    """Whether the parameters, which began at zero, moved by the mean of what all ranks did, and by nothing else."""
+    for total in did:
+        dist.all_reduce(total)
+    return all(torch.equal(parameter.detach(), -total / dist.get_world_size()) for parameter, total in zip(model.parameters(), did))
+
+
 def loss_of(model, step):
     images, labels = models.batch(step, dist.get_rank())
     return nn.functional.cross_entropy(model(images), labels)
@@ -79,19 +92,13 @@ def owners_rounding(optimizer):
 @ranks.on(2)
 def test_nothing_is_lost(payload, delay):
     """L1 and L2."""
-    rank = dist.get_rank()
     model, optimizer = wrapped_weights(send_budget=0.4, fragment_elements=4096, payload=payload, delay=delay)
     did, rounded = [torch.zeros(shape) for shape in SHAPES], 0
     for step in range(1, 13):
-        optimizer.zero_grad()
-        gradients = models.whole_numbers(SHAPES, step, rank)
-        model(gradients).backward()
-        if rank == 1 and step in (3, 4, 9):
+        if dist.get_rank() == 1 and step in (3, 4, 9):
             optimizer.exchange()  # its optimizer left the step out, as a scaler may
         else:
-            optimizer.step()
-            for total, gradient in zip(did, gradients):
-                total += gradient
+            take_whole_numbers(model, optimizer, step, did)
         # Averaged, what is brought together moves the mean of the ranks by what rounding took of it, which comes later: but for
         # that, and for what messages left out, the mean is what all did.
         rest = torch.zeros(sum(total.numel() for total in did))
@@ -117,10 +124,7 @@ def test_nothing_is_lost(payload, delay):
     before = optimizer.totals.sent_bytes
     optimizer.finish()
     assert optimizer.totals.sent_bytes == before + 4 * optimizer.backend.fragments.elements
-    assert models.bits(model) == averaged == shared_bits(optimizer) and agree(optimizer)
-    for parameter, total in zip(model.parameters(), did):  # all that was done, and nothing else
-        dist.all_reduce(total)
-        assert torch.equal(parameter.detach(), -total / 2)
+    assert models.bits(model) == averaged == shared_bits(optimizer) and agree(optimizer) and is_all_that_was_done(model, did)
     optimizer.finish()
     assert models.bits(model) == averaged and not optimizer.backend.under_way
     optimizer.load_state_dict(optimizer.state_dict())
@@ -144,15 +148,12 @@ def test_everything_averaged_is_dense_sgd():
 
 @ranks.on(3)
 def test_a_rank_sends_and_receives_its_payload_about_twice():
-    world, payload = 3, "int4"
+    world, payload = dist.get_world_size(), "int4"
     model, optimizer = wrapped_weights((256, 256), (4096,), drop_ratio=0, payload=payload)
-    moved, kept = [], dist.all_to_all_single
-
-    def counted(output, input, output_splits, input_splits, **options):
-        moved.append((sum(input_splits) - input_splits[dist.get_rank()], sum(output_splits) - output_splits[dist.get_rank()]))
-        return kept(output, input, output_splits, input_splits, **options)
-    with mock.patch.object(dist, "all_to_all_single", counted):
+    with mock.patch.object(dist, "all_to_all_single", wraps=dist.all_to_all_single) as exchanged:
         take(model, optimizer, [torch.ones(256, 256), torch.ones(4096)])
+    splits = [call.args[2:] for call in exchanged.call_args_list]
+    moved = [tuple(sum(each) - each[dist.get_rank()] for each in (sent, received)) for received, sent in splits]
     rank, fragments = dist.get_rank(), optimizer.backend.fragments
     shards = [range(owner, len(fragments.sizes), world) for owner in range(world)]
     of_shard = [lamina.payload_bytes(fragments, list(shard), payload) for shard in shards]
@@ -165,17 +166,13 @@ def test_a_rank_sends_and_receives_its_payload_about_twice():
 def test_half_the_delay_is_for_each_way():
     waited, kept, step = [], dist.all_to_all_single, 0
 
-    class Work:
-        def __init__(self, work):
-            self.work, self.began = work, step
-
-        def wait(self):
-            waited.append(step - self.began)
-            self.work.wait()
+    def begun(*arguments, **options):
+        work, began = kept(*arguments, **options), step
+        return mock.Mock(**{"wait.side_effect": lambda: waited.append(step - began) or work.wait()})
     for delay, expected in ((0, [0, 0]), (1, [0, 1]), (2, [1, 1]), (5, [2, 3])):
         model, optimizer = wrapped_weights((64,), drop_ratio=0, delay=delay)
         waited.clear()
-        with mock.patch.object(dist, "all_to_all_single", lambda *arguments, **options: Work(kept(*arguments, **options))):
+        with mock.patch.object(dist, "all_to_all_single", begun):
             for step in range(1, 2 * delay + 4):
                 take(model, optimizer, [torch.ones(64)])
         assert waited[:2] == expected and len(waited) > 2
@@ -191,72 +188,31 @@ def test_one_rank_trains_as_if_alone(delay, payload):
     optimizer = LocalUpdates(inside, send_budget=0.3, delay=delay, payload=payload)
     for step in range(1, 9):
         for each, its in ((model, optimizer), (alone, plain)):
-            its.zero_grad()
-            each(models.whole_numbers(SHAPES, step, 0)).backward()
-            its.step()
+            take(each, its, models.whole_numbers(SHAPES, step, 0))
         assert models.bits(model) == models.bits(alone)
     assert optimizer.last.sent_bytes > 0
 
 
+@pytest.mark.parametrize("payload", ["ternary", "int8"])
 @ranks.on(2)
-def test_when_something_arrives_changes_nothing():
+def test_when_something_arrives_and_the_default_type_change_nothing(payload):
     """L4: how long what is under way takes."""
     results = []
-    for slow in (False, True):
-        model, optimizer = wrapped_small(delay=2, outer_rate=0.7, outer_momentum=0.9)
-        for step in range(1, 9):
-            train(model, optimizer, 1, step)
-            if slow:  # all of it arrives at once
-                for going in optimizer.backend.under_way:
-                    optimizer.backend.owned.settle(going)
+    for is_slow, default in ((False, torch.float32), (True, torch.float32), (True, torch.float64)):
+        model = models.small()
+        with models.default_type(default):
+            optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, payload=payload,
+                                     delay=2, outer_rate=0.7, outer_momentum=0.9)
+            for step in range(1, 9):
+                train(model, optimizer, 1, step)
+                saved = optimizer.state_dict() if is_slow else None  # for which all of it arrives at once
+                if default is torch.float64:
+                    optimizer.load_state_dict(saved)
         results.append((models.bits(model), shared_bits(optimizer)))
-    assert results[0] == results[1]
+    assert results[0] == results[1] == results[2] and optimizer.totals.sent_bytes > 0
 
 
 # --- as an optimizer ---
-
-@pytest.mark.parametrize("delay, payload, backend", [
-    (0, "as_is", "cpu"), (1, "int8", "torch"), (2, "ternary", "cpu"), (5, "bfloat16", "torch")])
-@ranks.on(2)
-def test_saved_and_resumed_is_the_run_that_was_not_stopped(delay, payload, backend):
-    """L6; and whatever module was loaded before, each rank has its own parameters again."""
-    def fresh():
-        model, optimizer = wrapped_small(delay=delay, payload=payload, backend=backend, outer_rate=0.7, outer_momentum=0.9)
-        return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
-
-    whole = fresh()
-    train(*whole[:2], 6, scheduler=whole[2])
-    file = io.BytesIO()
-    torch.save([ranks.gathered(whole[0].state_dict())[0], *(each.state_dict() for each in whole[1:])], file)
-    train(*whole[:2], 6, 7, whole[2])
-    file.seek(0)
-    again = fresh()
-    train(*again[:2], 2, 30)  # of which nothing may be left
-    for each, saved in zip(again, torch.load(file)):
-        each.load_state_dict(saved)
-    assert again[1].backend.step == again[1].totals.steps == 6 and len(again[1].backend.under_way) == delay
-    train(*again[:2], 6, 7, again[2])
-    assert models.bits(whole[0]) == models.bits(again[0])
-    assert shared_bits(whole[1]) == shared_bits(again[1])
-    assert whole[1].totals == again[1].totals and whole[1].last == again[1].last
-
-
-@ranks.on(2)
-def test_whatever_the_default_type_is():
-    torch.set_default_dtype(torch.float64)
-    try:
-        model = models.small().float()
-        optimizer = LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, fragment_elements=4096, payload="int8",
-                                 delay=1, outer_momentum=0.5)
-        for step in range(1, 6):
-            optimizer.zero_grad()
-            model(models.batch(step, dist.get_rank())[0].float()).square().mean().backward()
-            optimizer.step()
-            optimizer.load_state_dict(optimizer.state_dict())
-        assert agree(optimizer) and optimizer.totals.sent_bytes > 0
-    finally:
-        torch.set_default_dtype(torch.float32)
-
 
 @pytest.mark.parametrize("name, options", [("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}), ("AdamW", {"lr": 0.01})])
 @ranks.on(2)
@@ -284,8 +240,7 @@ def test_any_optimizer_with_a_closure_clipping_and_a_schedule(name, options):
 def test_a_scaler_steps_the_optimizer_and_all_exchange():
     rank = dist.get_rank()
     model, local = wrapped_small(optimizer=torch.optim.SGD, rate=0.05, drop_ratio=0)
-    with pytest.raises(RuntimeError, match=r"scaler.step\(local.optimizer\), and then local.exchange\(\)"):
-        local.step(grad_scaler=object())
+    ranks.refused((RuntimeError, r"scaler.step\(local.optimizer\), and then local.exchange\(\)", lambda: local.step(grad_scaler=object())))
     off = torch.cuda.amp.GradScaler(enabled=False)
     off.scale(loss_of(model, 1)).backward()
     off.step(local)
@@ -294,7 +249,6 @@ def test_a_scaler_steps_the_optimizer_and_all_exchange():
     if not hasattr(torch.amp, "GradScaler"):
         return  # on the CPU it came with PyTorch 2.3
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
-    loss_of(model, 2)
     with pytest.raises(RuntimeError, match="a scaler leaves out steps"):
         scaler.scale(loss_of(model, 2)).backward()
         scaler.step(local)
@@ -315,55 +269,42 @@ def test_a_scaler_steps_the_optimizer_and_all_exchange():
     assert scaler.get_scale() == (128 if rank == 1 else 256)
 
 
-@ranks.on(2)
-def test_evaluation_swaps_in_what_all_share():
-    rank = dist.get_rank()
-    model, optimizer = wrapped_small()
-    train(model, optimizer, 6)
-    own = {name: value.clone() for name, value in model.state_dict().items()}
-    saved = optimizer.state_dict()
-    everyones = ranks.gathered(own)
-    with pytest.raises(ZeroDivisionError):
-        with optimizer.evaluation_parameters(model):
-            within = {name: value.clone() for name, value in model.state_dict().items()}
-            for theirs in ranks.gathered(within):
-                assert all(torch.equal(value, within[name]) for name, value in theirs.items())
-            mean = sum(each["1.running_mean"].double() for each in everyones) / 2
-            assert torch.equal(within["1.running_mean"], mean.float())
-            assert not torch.equal(within["1.running_mean"], own["1.running_mean"])
-            assert within["1.num_batches_tracked"] == 6
-            for call in (optimizer.step, optimizer.exchange, optimizer.finish, lambda: optimizer.evaluation_parameters().__enter__(),
-                         optimizer.state_dict, lambda: optimizer.load_state_dict(saved)):
-                with pytest.raises(RuntimeError, match="leave it first|entered already"):
-                    call()
-            assert all(torch.equal(value, within[name]) for name, value in model.state_dict().items())
-            assert optimizer.state[next(model.parameters())]["step"] == 6  # not even the optimizer has stepped
-            assert torch.is_grad_enabled()
-            1 / 0
-    assert all(torch.equal(value, own[name]) for name, value in model.state_dict().items())
-    assert ranks.gathered(rank) == [0, 1]
-    train(model, optimizer, 1, 7)
+def are_equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 @ranks.on(2)
-def test_the_model_to_keep_is_the_shared_one(backend):
+def test_evaluation_swaps_in_what_all_share(backend):
     model, optimizer = wrapped_small(backend=backend)
-    train(model, optimizer, 4)
-    own = models.bits(model)
-    with optimizer.evaluation_parameters(model):
-        within = copy.deepcopy(model.state_dict())
-        trap = model.state_dict()
-    for shared in ranks.gathered(optimizer.shared_state_dict(model)):
-        assert shared.keys() == within.keys() and all(torch.equal(value, within[name]) for name, value in shared.items())
-    assert not torch.equal(trap["0.weight"], within["0.weight"]) and models.bits(model) == own
+    train(model, optimizer, 6)
+    own, saved = copy.deepcopy(model.state_dict()), optimizer.state_dict()
+    everyones = ranks.gathered(own)
+    with pytest.raises(ZeroDivisionError):
+        with optimizer.evaluation_parameters(model):
+            within, trap = copy.deepcopy(model.state_dict()), model.state_dict()
+            mean = sum(each["1.running_mean"].double() for each in everyones) / 2
+            assert torch.equal(within["1.running_mean"], mean.float())
+            assert not torch.equal(within["1.running_mean"], own["1.running_mean"])
+            assert within["1.num_batches_tracked"] == 6
+            ranks.refused(*((RuntimeError, "leave it first|entered already", call) for call in (
+                optimizer.step, optimizer.exchange, optimizer.finish, lambda: optimizer.evaluation_parameters().__enter__(),
+                optimizer.state_dict, lambda: optimizer.load_state_dict(saved))))
+            assert are_equal(model.state_dict(), within)
+            assert optimizer.state[next(model.parameters())]["step"] == 6  # not even the optimizer has stepped
+            assert torch.is_grad_enabled()
+            1 / 0
+    assert are_equal(model.state_dict(), own) and are_equal(trap, own)
+    # The model to keep is the shared one.
+    assert all(are_equal(shared, within) for shared in ranks.gathered(optimizer.shared_state_dict(model)))
+    assert are_equal(model.state_dict(), own)
     last = optimizer.shared_state_dict(model, average=True)
     if backend == "torch":  # where a parameter that was put elsewhere is taken into the flat tensor again
         model[0].weight.data = model[0].weight.detach().clone()
     optimizer.finish()
     assert all(torch.equal(last[name], parameter) for name, parameter in model.named_parameters())
     assert not torch.equal(last["0.weight"], within["0.weight"])
-    train(model, optimizer, 1, 5)
+    train(model, optimizer, 1, 7)
 
 
 @pytest.mark.parametrize("how, backend", [("DDP", "cpu"), ("one data set", "torch"), ("once", "cpu"), ("each its own", "torch")])
@@ -401,22 +342,14 @@ def test_ranks_that_make_different_calls_all_say_so(delay, of_rank_0, of_rank_1)
 @pytest.mark.parametrize("delay, backend", [(2, "cpu"), (0, "torch")])
 @ranks.on(2)
 def test_a_rank_with_fewer_batches_joins(delay, backend):
-    rank = dist.get_rank()
     model, optimizer = wrapped_weights(send_budget=0.4, fragment_elements=4096, delay=delay, backend=backend)
     did = [torch.zeros(shape) for shape in SHAPES]
     with Join([optimizer]):
-        for step in range(1, 4 + 3 * rank):
-            optimizer.zero_grad()
-            gradients = models.whole_numbers(SHAPES, step, rank)
-            model(gradients).backward()
-            optimizer.step()
-            for total, gradient in zip(did, gradients):
-                total += gradient
+        for step in range(1, 4 + 3 * dist.get_rank()):
+            take_whole_numbers(model, optimizer, step, did)
     assert optimizer.backend.step == 6 and agree(optimizer)
     optimizer.finish()
-    for parameter, total in zip(model.parameters(), did):
-        dist.all_reduce(total)
-        assert torch.equal(parameter.detach(), -total / 2)
+    assert is_all_that_was_done(model, did)
     optimizer.exchange()  # also outside
 
 
@@ -518,7 +451,7 @@ def test_a_damaged_state_changes_nothing():
     model, optimizer = wrapped_small(drop_ratio=0.5, delay=2, outer_momentum=0.5, payload="int8")
     train(model, optimizer, 4)
     good = copy.deepcopy(optimizer.state_dict())
-    own = good["local_updates"]
+    own, others = good["local_updates"], ranks.gathered(good)[1 - rank]
     third, fourth = own["under_way"]
     fragments, update = third["fragments"], third["update"]
     assert third["step"] == 3 and fragments and third["answer"] is None and own["applied"] == 2
@@ -532,6 +465,9 @@ def test_a_damaged_state_changes_nothing():
     def put(**changes):
         return lambda state: state["local_updates"].update(changes)
 
+    def told(**changes):
+        return put(told={**own["told"], **changes})
+
     def under_way(**changes):
         return put(under_way=[{**third, **changes}, fourth])
 
@@ -542,72 +478,61 @@ def test_a_damaged_state_changes_nothing():
         return lamina.payload_bytes(optimizer.backend.fragments, [fragment for fragment in fragments if fragment % 2 == rank], "int8") + 1
 
     before = bits()
-    for message, change in [
+    for message, *changes in [
             ("there is no 'local_updates'", lambda state: state.pop("local_updates")),
-            ("was not saved by LocalUpdates", lambda state: state.update(local_updates=3)),
-            ("was not saved by LocalUpdates", put(told=None)),
+            ("was not saved by LocalUpdates", lambda state: state.update(local_updates=3), put(told=None)),
             ("the format is 9", put(format=9)),
             ("rank is", put(rank=1 - rank)),
-            ("world_size is 2 here and 3", put(world_size=3)),
-            ("drop_ratio is 0.5 here and 0.9", lambda state: state["local_updates"]["told"].update(drop_ratio=0.9)),
-            ("names", lambda state: state["local_updates"]["told"].update(names=["a"])),
-            ("the stride of group 0, parameter 4 is .* in the saved state",
-             lambda state: state["local_updates"]["told"].update({"the stride of group 0, parameter 4": (1, 2, 3, 4)})),
+            ("drop_ratio is 0.5 here and 0.9", told(drop_ratio=0.9)),
+            ("names", told(names=["a"])),
+            ("the stride of group 0, parameter 4 is .* in the saved state", told(**{"the stride of group 0, parameter 4": (1, 2, 3, 4)})),
             *((f"'{key}' is missing", lambda state, key=key: state["local_updates"].pop(key)) for key in own
               if key not in ("format", "told", "lamina", "rank", "world_size")),
             ("'state' of the optimizer is missing", lambda state: state.pop("state")),
             ("'step' is -1", put(step=-1)),
+            ("'step' is True", put(step=True)),
             ("'step' is 5, and 4 in 'memory'", put(step=5)),
             ("'applied' is 'one'", put(applied="one")),
             ("are not steps from 4 to 4", put(applied=3)),
             ("'applied' is 5, of 4 steps", put(applied=5)),
             ("'last_choice' is None", put(last_choice=None)),
-            ("not those that rank . saved", put(checksum=own["checksum"] ^ 1)),
-            ("not those that rank . saved", put(local=[-each for each in own["local"]])),
-            ("the local parameters have other sizes, or types", put(local=own["local"][1:])),
-            ("local parameters of group 0, parameter 0 are not finite", put(local=[each * torch.inf for each in own["local"]])),
+            (f"not those that rank {rank} saved: they are damaged, or were mixed.*per_rank", put(local=[-each for each in own["local"]]),
+             put(memory=others["local_updates"]["memory"]), lambda state: state.update(state=others["state"])),
             ("'totals' is {'x': 1}", put(totals={"x": 1})),
             ("'totals' is", put(totals={**own["totals"], "steps": -1})),
             ("'memory' is no tensor", put(memory=b"xxx")),
             ("saved local delta", put(memory=torch.zeros(5, dtype=torch.uint8))),
             ("'momentum' is no tensor of float32", put(momentum=own["momentum"].double())),
             ("'rounding' is no tensor of float32", put(rounding=None)),
-            ("elements, this one", put(momentum=torch.zeros(3))),
-            ("elements, this one", put(rounding=own["rounding"][1:])),
+            ("elements, this one", put(momentum=torch.zeros(3)), put(rounding=own["rounding"][1:])),
             ("holds NaN", put(momentum=torch.full_like(own["momentum"], torch.nan))),
-            ("other sizes", put(shared=[])),
-            ("other sizes, or types", put(shared=[each.double() for each in own["shared"]])),
-            ("shared parameters of group 0, parameter 0 are not finite",
-             put(shared=[each * torch.inf for each in own["shared"]])),
+            ("the local parameters have other sizes, or types", put(local=own["local"][1:])),
+            ("other sizes, or types", put(shared=[]), put(shared=[each.double() for each in own["shared"]])),
+            *((f"{name} parameters of group 0, parameter 0 are not finite", put(**{name: [each * torch.inf for each in own[name]]}))
+              for name in ("local", "shared")),
             ("not all there", put(under_way=[fourth])),
-            ("are not steps from 3 to 4", put(under_way=[fourth, third])),
-            ("are not steps from 3 to 4", under_way(step=2)),
-            ("are not steps from 3 to 4", put(under_way=[{"step": 3, "fragments": fragments}, fourth])),
+            ("are not steps from 3 to 4", put(under_way=[fourth, third]), under_way(step=2),
+             put(under_way=[{"step": 3, "fragments": fragments}, fourth])),
             ("'memory' is not step 2", lambda state: (put(applied=1)(state), under_way(step=2)(state))),
-            ("of step 3 are no fragments", under_way(fragments=[len(optimizer._fragments.sizes)])),
-            ("of step 3 are no fragments", under_way(fragments=fragments + fragments[-1:])),
-            ("of step 3 has another size", under_way(update=update[1:])),
-            ("of step 3 has another size", under_way(update=None)),
-            ("of step 3 has another size", under_way(answer=fourth["answer"])),
+            ("of step 3 are no fragments", under_way(fragments=[len(optimizer._fragments.sizes)]), under_way(fragments=fragments + fragments[-1:])),
+            ("a fragment of step 4 is under way of an earlier one", last(fragments=third["fragments"])),
+            ("of step 3 has another size", under_way(update=update[1:]), under_way(update=None), under_way(answer=fourth["answer"])),
             ("of step 3 is at another point of its way", under_way(update=None, answer=torch.zeros(answer_bytes(fragments), dtype=torch.uint8))),
             ("of step 4 is at another point of its way",
              last(answer=None, update=torch.zeros(sum(optimizer.backend.fragments.sizes[fragment] for fragment in fourth["fragments"])))),
-            ("of step 4 has another size", last(answer=fourth["answer"][1:])),
-            ("of step 4 has another size, or cannot be", last(answer=torch.full_like(fourth["answer"], 255))),
-            ("of step 4 has another size, or cannot be", last(answer=torch.cat([fourth["answer"][:-1], torch.tensor([2]).byte()]))),
-            ("'step' is True", put(step=True)),
-            ("a fragment of step 4 is under way of an earlier one", put(under_way=[third, {**fourth, "fragments": third["fragments"]}])),
-            ("of step 4 has another size", last(rounding=fourth["rounding"][1:])),
-            ("of step 4 has another size", last(momentum=torch.empty(0))),
+            ("of step 4 has another size, or cannot be", last(answer=fourth["answer"][1:]), last(answer=torch.full_like(fourth["answer"], 255)),
+             last(answer=torch.cat([fourth["answer"][:-1], torch.tensor([2]).byte()])), last(rounding=fourth["rounding"][1:]),
+             last(momentum=torch.empty(0))),
             ("'momentum' of what is under way of step 4 has another type", last(momentum=None)),
             ("'answer' of what is under way of step 4 has another type", last(answer=torch.zeros(3))),
             ("'update' of what is under way of step 3 is not finite", under_way(update=update * torch.nan)),
             ("'update' of what is under way of step 3 has another type", under_way(update=update.double()))]:
-        state = copy.deepcopy(good)
-        change(state)
-        with pytest.raises(ValueError, match=f"load_state_dict: .*{message}"):
-            optimizer.load_state_dict(state)
-        assert bits() == before, message
+        for change in changes:
+            state = copy.deepcopy(good)
+            change(state)
+            with pytest.raises(ValueError, match=f"load_state_dict: .*{message}"):
+                optimizer.load_state_dict(state)
+            assert bits() == before, message
     optimizer.load_state_dict(good)
     assert bits() == before
     train(model, optimizer, 3, 5)
@@ -653,12 +578,12 @@ def test_the_order_in_memory_is_one():
     assert not module.weight.is_contiguous() and torch.equal(optimizer.param_groups[1]["params"][0].detach(), torch.ones(5))
     assert optimizer.names[2] == "group 1, parameter 0"
     row_major, last = r"\(27, 9, 3, 1\)", r"\(27, 1, 9, 3\)"
-    with pytest.raises(RuntimeError, match=f"the stride of group 0, parameter 0 is {row_major} on rank 0 and {last} on rank 1"):
-        wrapped(3, torch.channels_last if rank == 1 else torch.contiguous_format)
     module, optimizer = wrapped(3)
     saved = optimizer.state_dict()
-    with pytest.raises(ValueError, match=f"the stride of group 0, parameter 0 is {last} here and {row_major} in the saved state"):
-        wrapped(3, torch.channels_last)[1].load_state_dict(saved)
+    ranks.refused((RuntimeError, f"the stride of group 0, parameter 0 is {row_major} on rank 0 and {last} on rank 1",
+                   lambda: wrapped(3, torch.channels_last if rank == 1 else torch.contiguous_format)),
+                  (ValueError, f"the stride of group 0, parameter 0 is {last} here and {row_major} in the saved state",
+                   lambda: wrapped(3, torch.channels_last)[1].load_state_dict(saved)))
     module.to(memory_format=torch.channels_last)
     before = models.bits(module)
     for call in (optimizer.exchange, optimizer.state_dict, lambda: optimizer.load_state_dict(saved),
@@ -676,12 +601,8 @@ def test_the_order_in_memory_is_one():
     optimizer.exchange()
 
 
-def gone(*_, **__):
-    """A collective, or the wait for its work, of a rank whose network is gone."""
-    raise RuntimeError("the network is gone")
-
-
-gone.wait = gone
+GONE = RuntimeError("the network is gone")
+gone = mock.Mock(side_effect=GONE, **{"wait.side_effect": GONE})  # a collective, or the work of one
 
 
 @pytest.mark.parametrize("where", ["answer", "hand_on", "agree", "send", "state_dict"])
@@ -698,20 +619,12 @@ def test_wherever_a_collective_fails(where):
     # As if rank 1 had said the same.
     all_reduce = gone if where == "agree" else lambda tensor, **_: tensor.mul_(2)
     # Of step 3 the answers come in exchange(), and step 4 is answered behind what step 5 sends.
-    left = {"send": 0, "hand_on": 1}.get(where, 2)
-
-    def exchanged(*_, **__):
-        nonlocal left
-        left -= 1
-        return type("Work", (), {"wait": lambda self: None})() if left >= 0 else gone()
+    exchanged = mock.Mock(side_effect=[mock.Mock()] * {"send": 0, "hand_on": 1}.get(where, 2) + [GONE])
     with mock.patch.multiple(dist, all_reduce=all_reduce, all_to_all_single=exchanged):
         if where in ("answer", "state_dict"):
             optimizer.backend.under_way[1].work = gone
-        with pytest.raises(RuntimeError, match="the network is gone"):
-            if where == "state_dict":
-                optimizer.state_dict()
-            else:
-                optimizer.exchange()
+        call = optimizer.state_dict if where == "state_dict" else optimizer.exchange
+        ranks.refused((RuntimeError, "the network is gone", call))
     assert optimizer.backend.core.steps_under_way == 0 and not optimizer.backend.under_way
     saved = optimizer.state_dict()
     own = saved["local_updates"]
@@ -720,28 +633,6 @@ def test_wherever_a_collective_fails(where):
     assert same == (where == "state_dict")  # else step 3 was applied before
     assert own["applied"] == (2 if same else 3)
     optimizer.load_state_dict(saved)
-
-
-def dying():
-    """A program of two ranks, the second of which ends with a step half sent."""
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
-    model, optimizer = wrapped_small(optimizer=torch.optim.SGD, rate=0.05, delay=2)
-    train(model, optimizer, 2)
-    if dist.get_rank() == 1:
-        optimizer.backend._send = lambda: os._exit(0)
-    train(model, optimizer, 1, 3)
-    assert len(optimizer.backend.under_way) == 2
-    for call in (optimizer.state_dict, optimizer.exchange):
-        with pytest.raises(RuntimeError):
-            call()
-        saved = optimizer.state_dict()["local_updates"]
-        assert saved["under_way"] == [] and saved["applied"] == 1
-    print("saved", flush=True)
-    os._exit(0)
-
-
-def test_a_rank_that_ends_leaves_a_state_to_save():
-    assert ranks.Program(__file__).outputs() == ["saved\n", ""]
 
 
 @pytest.mark.parametrize("delay", [0, 1, 3])
@@ -753,20 +644,15 @@ def test_one_rank_alone_that_fails_is_noticed(delay):
     train(model, optimizer, 2)
     saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
 
-    waiting = "settle" if delay == 3 else "update_of"
+    waiting, call = ("settle", optimizer.state_dict) if delay == 3 else ("update_of", optimizer.exchange)
     wait = getattr(optimizer.backend.owned, waiting)
 
     def interrupted(going):
         wait(going)
         raise KeyboardInterrupt
     if rank == 0:
-        setattr(optimizer.backend.owned, waiting, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            if delay == 3:
-                optimizer.state_dict()
-            else:
-                optimizer.exchange()
-        delattr(optimizer.backend.owned, waiting)
+        with mock.patch.object(optimizer.backend.owned, waiting, interrupted), pytest.raises(KeyboardInterrupt):
+            call()
     elif delay == 0:  # of which rank 0 had the update
         optimizer.exchange()
     difference = {0: "the last step applied is 2 on rank 0 and 3 on rank 1", 1: "the last step applied is 1 on rank 0 and 2 on rank 1",
@@ -780,22 +666,15 @@ def test_one_rank_alone_that_fails_is_noticed(delay):
         assert agree(optimizer)
 
 
-if __name__ == "__main__":
-    dying()
-
-
-def looks_at_arrays(parameters):
-    """How often an exchange asks a tensor for its memory."""
-    asked, ask = [], torch.Tensor.__dlpack__
-    local = LocalUpdates(torch.optim.SGD([nn.Parameter(torch.randn(256)) for _ in range(parameters)], 0.1), send_budget=0.5)
-    with mock.patch.object(torch.Tensor, "__dlpack__", lambda tensor, *given, **named: asked.append(1) or ask(tensor, *given, **named)):
-        local.exchange()
-    return len(asked)
-
-
 @ranks.on(1)
 def test_an_exchange_does_not_look_at_each_parameter():
-    assert 0 < looks_at_arrays(20) == looks_at_arrays(200)
+    asked = []
+    for parameters in (20, 200):
+        local = LocalUpdates(torch.optim.SGD([nn.Parameter(torch.randn(256)) for _ in range(parameters)], 0.1), send_budget=0.5)
+        with mock.patch.object(torch.Tensor, "__dlpack__", autospec=True, side_effect=torch.Tensor.__dlpack__) as ask:
+            local.exchange()
+        asked.append(ask.call_count)
+    assert 0 < asked[0] == asked[1]
 
 
 @ranks.on(1)

@@ -43,16 +43,27 @@ def sent_by(local):
     return local.last.sent_fragments, local.last.sent_elements
 
 
-def equal_to_cpp(options, on_device):
+BUDGET = {"send_budget": 0.3, "fragment_elements": 4096}
+
+
+@pytest.mark.parametrize("world, payload, options, on_device", [
+    (2, "as_is", BUDGET, False), (3, "float16", {**BUDGET, "delay": 1, "outer_rate": 0.7}, False),
+    (2, "ternary", {**BUDGET, "delay": 3, "outer_momentum": 0.5, "outer_rate": 0.7}, False), (3, "int8", {"drop_ratio": 0.6}, False),
+    (2, "int4", {"drop_ratio": 0.6, "fragment_elements": 4096, "delay": 2, "value": "root_mean_square"}, False),
+    (3, "bfloat16", {"drop_ratio": 0.0}, False), (3, "ternary", BUDGET, False),
+    (2, "as_is", {"send_budget": 0.3, "by_score": False, "value": "l2_norm", "fragment_elements": 8192}, False),
+    (2, "as_is", BUDGET, True), (2, "int4", {**BUDGET, "delay": 3, "outer_momentum": 0.5, "outer_rate": 0.7}, True)])
+@ranks.on()
+def test_it_is_bitwise_the_cpp_backend(world, payload, options, on_device):
     made = pretended.Tensor if on_device else lambda tensor: tensor
     expected, found, seed = [], [], dist.get_rank()
-    cpp = wrapped("cpu", seed=seed, **options)
+    cpp = wrapped("cpu", seed=seed, payload=payload, **options)
     for number in range(1, 9):
         step(*cpp, number)
         expected.append((*bits(*cpp), sent_by(cpp[1])))
     cpp[1].finish()
     with pretended.device() if on_device else torch.enable_grad():
-        ours = wrapped("torch", made, seed=seed, **options)
+        ours = wrapped("torch", made, seed=seed, payload=payload, **options)
         for number in range(1, 9):
             step(*ours, number, made)
             found.append((*bits(*ours), sent_by(ours[1])))
@@ -64,23 +75,9 @@ def equal_to_cpp(options, on_device):
         for a, b in zip(one[0] + one[1], other[0] + other[1]):
             assert torch.equal(a, b), number
     # Gloo adds up three ranks in an order that depends on the place, and with what is left of rounding a sum may be fused.
-    is_exact = dist.get_world_size() == 2 and options["payload"] == "as_is"
+    is_exact = world == 2 and payload == "as_is"
     for one, other in zip(sum(bits(*cpp), []), sum(last, [])):
         torch.testing.assert_close(one, other, rtol=0, atol=0 if is_exact else 1e-6)
-
-
-BUDGET = {"send_budget": 0.3, "fragment_elements": 4096}
-
-
-@pytest.mark.parametrize("world, payload, options, on_device", [
-    (2, "as_is", BUDGET, False), (3, "float16", {**BUDGET, "delay": 1, "outer_rate": 0.7}, False),
-    (2, "ternary", {**BUDGET, "delay": 3, "outer_momentum": 0.5, "outer_rate": 0.7}, False), (3, "int8", {"drop_ratio": 0.6}, False),
-    (2, "int4", {"drop_ratio": 0.6, "fragment_elements": 4096, "delay": 2, "value": "root_mean_square"}, False),
-    (3, "bfloat16", {"drop_ratio": 0.0}, False), (3, "ternary", BUDGET, False),
-    (2, "as_is", {"send_budget": 0.3, "by_score": False, "value": "l2_norm", "fragment_elements": 8192}, False),
-    (2, "as_is", BUDGET, True), (2, "int4", {**BUDGET, "delay": 3, "outer_momentum": 0.5, "outer_rate": 0.7}, True)])
-def test_it_is_bitwise_the_cpp_backend(world, payload, options, on_device):
-    ranks.run(world, equal_to_cpp, {**options, "payload": payload}, on_device)
 
 
 def budgets(shapes, options):
@@ -181,23 +178,33 @@ def test_ranks_that_have_parted_say_so(backend):
         local.exchange()
 
 
+@pytest.mark.parametrize("backend, delay, payload, on_device", [
+    ("cpu", 0, "as_is", False), ("torch", 1, "int8", False), ("cpu", 2, "ternary", False), ("torch", 5, "bfloat16", False), ("torch", 2, "int4", True)])
 @ranks.on(2)
-def test_it_is_resumed_on_a_device():
-    options = {**OPTIONS, "delay": 2, "payload": "int4", "outer_rate": 0.7, "outer_momentum": 0.5}
-    with pretended.device():
-        whole, again = (wrapped("torch", pretended.Tensor, **options) for _ in range(2))
-        for number in range(1, 6):
-            step(*whole, number, pretended.Tensor)
-        step(*again, 30, pretended.Tensor)  # of which nothing may be left
-        saved = whole[1].state_dict()
-        assert len(saved["local_updates"]["under_way"]) == 2
-        # Copies, since newer optimizers take the tensors of a state as they are.
-        again[1].load_state_dict(tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor) else each, saved))
-        assert again[1].last is None
+def test_saved_and_resumed_is_the_run_that_was_not_stopped(backend, delay, payload, on_device):
+    """L6."""
+    made = pretended.Tensor if on_device else lambda tensor: tensor
+
+    def fresh():
+        parameters, local = wrapped(backend, made, **OPTIONS, delay=delay, payload=payload, outer_rate=0.7, outer_momentum=0.5)
+        return parameters, local, torch.optim.lr_scheduler.CosineAnnealingLR(local, 20)
+
+    def train(run, first, last):
+        for number in range(first, last + 1):
+            step(*run[:2], number, made)
+            run[2].step()
+
+    with pretended.device() if on_device else torch.enable_grad():
+        whole, again = fresh(), fresh()
+        train(whole, 1, 6)
+        train(again, 30, 31)  # of which nothing may be left
+        for each, other in zip(again[1:], whole[1:]):
+            # Copies, since newer optimizers take the tensors of a state as they are.
+            each.load_state_dict(tree_map(lambda part: part.clone() if isinstance(part, torch.Tensor) else part, other.state_dict()))
+        assert again[1].last is None and again[1].backend.step == again[1].totals.steps == 6 and len(again[1].backend.under_way) == delay
         for each in (whole, again):
-            for number in range(6, 11):
-                step(*each, number, pretended.Tensor)
-        assert all(torch.equal(*each) for each in zip(sum(bits(*whole), []), sum(bits(*again), [])))
+            train(each, 7, 12)
+        assert all(map(torch.equal, sum(bits(*whole[:2]), []), sum(bits(*again[:2]), [])))
         assert whole[1].totals == again[1].totals and whole[1].last == again[1].last
 
 
@@ -219,17 +226,11 @@ def test_what_is_refused_and_named():
         (RuntimeError, "backend is '(cpu|torch)' on rank 0", lambda: made(backend="torch" if dist.get_rank() else "cpu")),
         (ValueError, "backend is 'torch' here and 'cpu' in the saved state", lambda: made().load_state_dict(cpp)),
         (ValueError, "backend is 'cpu' here and 'torch' in the saved state", lambda: made(backend="cpu").load_state_dict(ours)))
-    local = made()
-    good = local.state_dict()
-    for name in ("step", "applied", "sent_in", "allowance", "momentum", "rounding", "shared", "local", "under_way", "totals", "checksum"):
-        state = copy.deepcopy(good)
-        state["local_updates"].pop(name)
-        with pytest.raises(ValueError, match=f"load_state_dict: .*{name.replace('_', '.')}|under way"):
-            local.load_state_dict(state)
-    state = copy.deepcopy(good)
-    state["local_updates"]["shared"][0][0] = torch.nan
-    with pytest.raises(ValueError, match="'shared' is not finite"):
-        local.load_state_dict(state)
+    own = ours["local_updates"]
+    damaged = [*((f"load_state_dict: .*{name.replace('_', '.')}|under way", {key: value for key, value in own.items() if key != name})
+                 for name in ("step", "applied", "sent_in", "allowance", "momentum", "rounding", "shared", "local", "under_way", "totals", "checksum")),
+               ("'shared' is not finite", {**own, "shared": [each * torch.nan for each in own["shared"]]})]
+    ranks.refused(*((ValueError, text, lambda state=state: made().load_state_dict({**ours, "local_updates": state})) for text, state in damaged))
 
 
 # --- another number of ranks ---

@@ -40,20 +40,17 @@ def test_the_sdist_has_what_is_needed_and_nothing_else(dist):
 
 
 def test_the_wheel_has_types_and_works_without_torch(dist, tmp_path):
-    wheel = next(dist.glob("*.whl"))
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
         names = set(archive.namelist())
         needs = archive.read(f"lamina-{lamina.__version__}.dist-info/METADATA").decode().splitlines()
+        archive.extractall(tmp_path / "site")
     assert {"lamina/py.typed", "lamina/_core.pyi", "lamina/_arrays.pyi", "lamina/__init__.py", "lamina/torch/__init__.py"} <= names
     # An empty environment has no numpy, without which torch.distributed gathers no objects.
     assert {'Requires-Dist: torch>=1.13; extra == "torch"', 'Requires-Dist: numpy; extra == "torch"'} <= set(needs)
     venv.create(tmp_path / "empty", with_pip=False)
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    python = str(tmp_path / "empty/bin/python")
 
     def ran(code):
-        return subprocess.run([python, "-c", code], env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True)
+        return subprocess.run([tmp_path / "empty/bin/python", "-c", code], env={"PYTHONPATH": str(tmp_path / "site")}, capture_output=True, text=True)
 
     done = ran("import array, lamina; w = lamina.Worker(lamina.Layout({'a': (3,)})); "
                "print(w.add([memoryview(array.array('f', [1, 2, 6]))]).values()[0], lamina.__version__)")

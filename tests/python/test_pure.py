@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The package that LAMINA_PURE=1 makes, without the extension: what it decides, what it trains, and what it refuses by name."""
 
+import hashlib
 import os
 import pathlib
 import random
@@ -10,9 +11,12 @@ import zipfile
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import lamina
 import lamina._pure
+import lamina.torch
+import models
 import ranks
 
 OPTIONS = {
@@ -84,49 +88,31 @@ def pure(tmp_path_factory):
     return folder
 
 
-TRAINS = """
-import hashlib, os, sys, torch, lamina, lamina.torch
-import torch.distributed as dist
-assert lamina.HAS_EXTENSION == (sys.argv[1] == "extension")
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
-torch.set_num_threads(1)
+def trains(which, store):
+    """A program: prints the models that the hook and local updates have trained."""
+    assert lamina.HAS_EXTENSION == (which == "extension")
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    torch.set_num_threads(1)
+    backend, model, other = "torch" if lamina.HAS_EXTENSION else "auto", models.small(), models.small()
+    ddp, state = models.dropping(model, drop_ratio=0.6, backend=backend)
+    models.train(ddp, 6)
+    local = lamina.torch.LocalUpdates(torch.optim.AdamW(other.parameters(), 0.01), send_budget=0.3, payload="ternary", delay=2, backend=backend)
+    models.train_local(other, local, 6)
+    for each in (state, local):
+        each.load_state_dict(each.state_dict())
+    print(*(hashlib.sha1(models.bits(each)).hexdigest() for each in (model, other)), flush=True)
+    os._exit(0)  # gloo may abort where all is done
 
-def trained(model, make):
-    trained, optimizer, state = make(model)
-    for step in range(6):
-        generator = torch.Generator().manual_seed(step)
-        optimizer.zero_grad()
-        trained(torch.randn(16, 8, generator=generator)).square().mean().backward()
-        optimizer.step()
-    saved = state.state_dict()
-    state.load_state_dict(saved)
-    return hashlib.sha1(torch.cat([each.detach().flatten() for each in model.parameters()]).numpy().tobytes()).hexdigest()
 
-def model():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
-
-def hook(model):
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
-    return ddp, torch.optim.SGD(model.parameters(), 0.1), lamina.torch.register(ddp, drop_ratio=0.6, backend=backend)
-
-def local(model):
-    optimizer = lamina.torch.LocalUpdates(torch.optim.AdamW(model.parameters(), 0.01), send_budget=0.3, payload="ternary", delay=2, backend=backend)
-    return model, optimizer, optimizer
-
-backend = "torch" if lamina.HAS_EXTENSION else "auto"
-print(trained(model(), hook), trained(model(), local), flush=True)
-os._exit(0)  # gloo may abort where all is done
-"""
+if __name__ == "__main__":
+    trains(*sys.argv[1:])
 
 
 def test_it_trains_as_with_the_extension(pure, tmp_path):
-    program = tmp_path / "trains.py"
-    program.write_text(TRAINS)
     outputs = {}
     for which, path in (("extension", pathlib.Path(lamina.__file__).parents[1]), ("pure", pure)):
-        done = subprocess.run([sys.executable, str(program), which, str(tmp_path / which)], env={"PYTHONPATH": str(path), "GLOO_SOCKET_IFNAME": "lo"},
-                              capture_output=True, text=True, timeout=ranks.SECONDS)
+        done = subprocess.run([sys.executable, "-B", __file__, which, str(tmp_path / which)], capture_output=True, text=True,
+                              env={"PYTHONPATH": str(path), "GLOO_SOCKET_IFNAME": "lo"}, timeout=ranks.SECONDS)
         assert done.returncode == 0, done.stderr
         outputs[which] = done.stdout.split()
     assert outputs["pure"] == outputs["extension"] and len(set(outputs["pure"])) == 2

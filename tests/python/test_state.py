@@ -28,33 +28,44 @@ LOADS_ALONE = {"weights_only": True} if torch.__version__ >= "2" else {}
 
 # --- resume ---
 
-def resumed(options, backend, way):
-    def fresh():
-        model = models.small()
-        return model, DDP(model), torch.optim.SGD(model.parameters(), 0.05)
+MOMENTUM = {"drop_ratio": 0.9, "momentum": 0.9, "fragment_elements": 4096}
+BUDGET = {"send_budget": 0.2, "at_least_every": 4, "warm_up_steps": 8}
 
-    whole, ddp, optimizer = fresh()
-    state = lamina.torch.register(ddp, backend=backend, **options)
-    models.train(ddp, 10, optimizer)
-    first, ddp, optimizer = fresh()
-    half = lamina.torch.register(ddp, backend=backend, **options)
-    models.train(ddp, 4, optimizer)
+
+@pytest.mark.parametrize("options, backend, overlap, way", [
+    (MOMENTUM, "cpu", False, "load"), (BUDGET, "torch", False, "pickle"), (MOMENTUM, "torch", True, "load"), (BUDGET, "cpu", True, "pickle"),
+    (MOMENTUM, "cpu", False, "empty")])
+@ranks.on(2)
+def test_a_resumed_run_is_the_same_bit_for_bit(options, backend, overlap, way):
+    options = {**options, "overlap": overlap, "backend": backend}
+
+    def trained(steps):
+        model = models.small()
+        ddp, state = models.dropping(model, **options)
+        models.train(ddp, steps)
+        return model, state
+
+    (whole, state), (first, half) = trained(10), trained(4)
     file = io.BytesIO()
     torch.save(half.state_dict(), file)
     file.seek(0)
+    _, of_other_backend = models.dropping(models.small(), **{**options, "backend": "cpu" if backend == "torch" else "torch"})
+    of_other_backend.load_state_dict(half.state_dict())
+    assert torch.equal(of_other_backend.state_dict()["memory"], half.state_dict()["memory"]) and of_other_backend.step == 4
 
-    second, ddp, optimizer = fresh()
+    second = models.small()
     second.load_state_dict(first.state_dict())
+    ddp = DDP(second)
     if way == "pickle":
         again = pickle.loads(pickle.dumps(half))
         assert again.step == 4
         again.bind(ddp)
         ddp.register_comm_hook(again, lamina.torch.hook)
     else:
-        again = lamina.torch.register(ddp, backend=backend, **options)
+        again = lamina.torch.register(ddp, **options)
         if way == "load":
             again.load_state_dict(torch.load(file, **LOADS_ALONE))
-    models.train(ddp, 6, optimizer, 5)
+    models.train(ddp, 6, first=5)
     alike = [torch.equal(one, other) for one, other in zip(whole.state_dict().values(), second.state_dict().values())]
     if way == "empty":  # the negative control
         assert not all(alike)
@@ -64,38 +75,15 @@ def resumed(options, backend, way):
     assert again.step == 10 and again.totals == state.totals
 
 
-MOMENTUM = {"drop_ratio": 0.9, "momentum": 0.9, "fragment_elements": 4096}
-BUDGET = {"send_budget": 0.2, "at_least_every": 4, "warm_up_steps": 8}
-
-
-@pytest.mark.parametrize("options, backend, overlap, way", [
-    (MOMENTUM, "cpu", False, "load"), (BUDGET, "torch", False, "pickle"), (MOMENTUM, "torch", True, "load"), (BUDGET, "cpu", True, "pickle"),
-    (MOMENTUM, "cpu", False, "empty")])
-def test_a_resumed_run_is_the_same_bit_for_bit(options, backend, overlap, way):
-    ranks.run(2, resumed, {**options, "overlap": overlap}, backend, way)
-
-
 SHAPES = [(5000,), (300,), (64, 64)]
 
 
-def weights(options, steps, backend="cpu"):
+def weights(options, steps):
     model = models.Weights(*SHAPES)
-    ddp, state = models.dropping(model, backend=backend, **options)
+    ddp, state = models.dropping(model, backend="cpu", **options)
     for step in range(1, steps + 1):
         models.backward(ddp, models.whole_numbers(SHAPES, step, dist.get_rank()))
     return model, ddp, state
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-@ranks.on(2)
-def test_a_state_goes_from_one_backend_to_the_other(overlap):
-    options = {"drop_ratio": 0.8, "momentum": 0.5, "overlap": overlap}
-    for one, other in (BACKENDS, BACKENDS[::-1]):
-        _, _, state = weights(options, 5, one)
-        _, _, again = weights(options, 0, other)
-        again.load_state_dict(state.state_dict())
-        assert torch.equal(again.state_dict()["memory"], state.state_dict()["memory"])
-        assert again.step == 5
 
 
 def save_all(directory):
@@ -126,34 +114,36 @@ def test_another_number_of_ranks_goes_on(tmp_path):
 @ranks.on(2)
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
     _, _, state = weights({"drop_ratio": 0.8}, 3)
-    good, before = state.state_dict(), state.state_dict()["memory"]
-    records = models.recorded()
+    good, before, rank = state.state_dict(), state.state_dict()["memory"], dist.get_rank()
+    states, records = ranks.gathered(good), models.recorded()
     weights({"drop_ratio": 0.5}, 0)[2].load_state_dict(good)
     assert "drop_ratio was 0.8 in the saved state and is 0.5 now" in models.messages(records)
     damaged = good["memory"].clone()
     damaged[200] ^= 1
-    for changed, text in (({"format": 1}, "format is 1, this version reads 2"), ({"format": None}, "format"),
-                          ({"names": ["a", "b", "c"]}, r"names\[0\] is 'all.0' here and 'a' in the saved state"),
-                          ({"shapes": [[5000], [300], [4096]]}, r"of 'all.2', there are 2 shapes here and 1"), ({"strides": [[1], [1], [1, 64]]}, r"of 'all.2', strides\[0\] is 64 here and 1"),
-                          ({"names": good["names"][:2]}, "there are 3 shapes and 2 names in the saved state"), ({"world_size": 3}, "saved by one of 3 ranks"),
-                          ({"rank": 1 - dist.get_rank()}, "saved by rank [01], and this is rank [01]: each rank's residual"),
-                          ({"options": {**good["options"], "fragment_elements": 4096}}, "fragment_elements was 4096 and is 0"),
-                          ({"options": {**good["options"], "momentum": 0.9}}, "momentum was 0.9 and is 0.0"),
-                          ({"memory": damaged}, "they are damaged"), ({"memory": damaged[:70]}, "they are damaged")):
+    changes = [({"format": 1}, "format is 1, this version reads 2"), ({"format": None}, "format"),
+               ({"names": ["a", "b", "c"]}, r"names\[0\] is 'all.0' here and 'a' in the saved state"),
+               ({"shapes": [[5000], [300], [4096]]}, r"of 'all.2', there are 2 shapes here and 1"),
+               ({"strides": [[1], [1], [1, 64]]}, r"of 'all.2', strides\[0\] is 64 here and 1"),
+               ({"overlap": True}, "overlap was True and is False"),
+               ({"names": good["names"][:2]}, "there are 3 shapes and 2 names in the saved state"), ({"world_size": 3}, "saved by one of 3 ranks"),
+               ({"rank": 1 - rank}, "saved by rank [01], and this is rank [01]: each rank's residual"),
+               ({"options": {**good["options"], "fragment_elements": 4096}}, "fragment_elements was 4096 and is 0"),
+               ({"options": {**good["options"], "momentum": 0.9}}, "momentum was 0.9 and is 0.0"),
+               *(({"memory": memory}, f"not those that rank {rank} saved: they are damaged, or were mixed.*per_rank")
+                 for memory in (damaged, damaged[:70], states[1 - rank]["memory"]))]
+    wrong = [*((text, {**good, **changed}) for changed, text in changes), ("the format is NoneType", None),
+             *((f"the state has no '{field}'", {key: value for key, value in good.items() if key != field})
+               for field in ("names", "totals", "memory", "rank", "checksum"))]
+    for text, saved in wrong:
         with pytest.raises(ValueError, match=text):
-            state.load_state_dict({**good, **changed})
+            state.load_state_dict(saved)
         assert torch.equal(state.state_dict()["memory"], before)
-    for field in ("names", "totals", "memory", "rank", "checksum"):
-        with pytest.raises(ValueError, match=f"the state has no '{field}'"):
-            state.load_state_dict({key: value for key, value in good.items() if key != field})
-    with pytest.raises(ValueError, match="the format is NoneType"):
-        state.load_state_dict(None)
-    assert torch.equal(state.state_dict()["memory"], before)
-    states = ranks.gathered(good)
-    for wrong, world, text in ((states[:1], 2, "all ranks are needed"), ([], 2, "all ranks are needed"), ([states[0]] * 2, 2, "all ranks are needed"),
-                               ([states[0], {**states[1], "step": 9}], 2, "step is 3 on rank 0 and 9 on rank 1"), (states, 0, "world_size")):
-        with pytest.raises(ValueError, match=text):
-            lamina.torch.merge_states(wrong, world)
+    ahead = weights({"drop_ratio": 0.8, "overlap": True}, 0)[2]
+    ranks.refused((ValueError, "overlap was False and is True", lambda: ahead.load_state_dict(good)), *(
+        (ValueError, text, lambda given=given: lamina.torch.merge_states(*given)) for text, given in (
+        ("all ranks are needed", (states[:1], 2)), ("all ranks are needed", ([], 2)), ("all ranks are needed", ([states[0]] * 2, 2)),
+        ("step is 3 on rank 0 and 9 on rank 1", ([states[0], {**states[1], "step": 9}], 2)), ("world_size", (states, 0)),
+        ("merge_states: the tensors are not those that rank 1 saved", ([states[0], {**states[1], "memory": states[0]["memory"]}], 2)))))
 
 
 @pytest.mark.parametrize("options, backend", [({"drop_ratio": 0.9, "fragment_elements": 4096, "momentum": each}, backend)
@@ -191,27 +181,24 @@ def test_residuals_go_by_name_when_other_parameters_are_trained(options, backend
 
 # --- binding ---
 
-def differs(make, text):
-    """What rank 0 and rank 1 are given differs; every rank says the same."""
-    with pytest.raises(RuntimeError, match=text) as error:
-        make(dist.get_rank())
-    assert ranks.agree(str(error.value))
-
-
 @ranks.on(2)
 def test_ranks_that_are_told_differently_all_say_so():
-    def state(rank, model=lambda rank: models.Weights((10,), (20,)), options=lambda rank: {}, **arguments):
-        given = {name: value(rank) for name, value in arguments.items()}
-        return lamina.torch.LayerDropping(lamina.Options(**options(rank)), **given).bind(model(rank))
+    def bound(model=models.Weights((10,), (20,)), options={}, **arguments):
+        return lamina.torch.LayerDropping(lamina.Options(**options), **arguments).bind(model)
 
-    differs(lambda rank: state(rank, options=lambda r: {"drop_ratio": [0.9, 0.5][r]}), "drop_ratio is 0.9 on rank 0 and 0.5 on rank 1")
-    differs(lambda rank: state(rank, wire=lambda r: ["float32", "bfloat16"][r]), "wire is 'float32' on rank 0")
-    differs(lambda rank: state(rank, max_norm=lambda r: [None, 1.0][r]), "max_norm is None on rank 0 and 1.0 on rank 1")
-    differs(lambda rank: state(rank, nonfinite=lambda r: ["skip", "leave_out"][r]), "nonfinite is 'skip' on rank 0")
-    differs(lambda rank: state(rank, model=lambda r: models.Weights((10,), (20 + r,))), r"shapes\[1\] is \[20\] on rank 0 and \[21\] on rank 1")
-    differs(lambda rank: state(rank, model=lambda r: models.Weights(*[(10,)] * (1 + r))), "there are 1 names on rank 0 and 2 on rank 1")
-    differs(lambda rank: state(rank, model=lambda r: models.Weights((10,)).to([torch.float32, torch.float16][r])), r"dtypes\[0\]")
-    assert state(dist.get_rank()).step == 0  # alike passes
+    rank = dist.get_rank()
+    for text, given in (("drop_ratio is 0.9 on rank 0 and 0.5 on rank 1", {"options": {"drop_ratio": [0.9, 0.5][rank]}}),
+                        ("wire is 'float32' on rank 0", {"wire": ["float32", "bfloat16"][rank]}),
+                        ("max_norm is None on rank 0 and 1.0 on rank 1", {"max_norm": [None, 1.0][rank]}),
+                        ("nonfinite is 'skip' on rank 0", {"nonfinite": ["skip", "leave_out"][rank]}),
+                        ("overlap is False on rank 0 and True on rank 1", {"model": DDP(models.Weights(*SHAPES)), "overlap": rank == 1}),
+                        (r"shapes\[1\] is \[20\] on rank 0 and \[21\] on rank 1", {"model": models.Weights((10,), (20 + rank,))}),
+                        ("there are 1 names on rank 0 and 2 on rank 1", {"model": models.Weights(*[(10,)] * (1 + rank))}),
+                        (r"dtypes\[0\]", {"model": models.Weights((10,)).to([torch.float32, torch.float16][rank])})):
+        with pytest.raises(RuntimeError, match=text) as error:
+            bound(**given)
+        assert ranks.agree(str(error.value))
+    assert bound().step == 0  # alike passes
 
 
 @ranks.on(1)
@@ -234,16 +221,10 @@ def test_a_state_that_one_rank_alone_has_loaded_is_noticed(overlap):
     _, ddp, again = weights(options, 0)
     if dist.get_rank() == 0:
         again.load_state_dict({**state.state_dict(), "last_choice": 0})
-    summed, all_reduce = [], dist.all_reduce
-
-    def noted(tensor, *arguments, **more):
-        summed.append(tensor.dtype)
-        return all_reduce(tensor, *arguments, **more)
-
-    with mock.patch.object(dist, "all_reduce", noted):
+    with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as summed:
         with pytest.raises(RuntimeError, match="step is 5 on rank 0 and 1 on rank 1; was a state loaded, or did a step fail, on one of them alone"):
             ddp(models.whole_numbers(SHAPES, 5, dist.get_rank())).backward()
-    assert summed and torch.float32 not in summed
+    assert summed.called and all(call.args[0].dtype is not torch.float32 for call in summed.call_args_list)
 
 
 class Sparse(nn.Module):
@@ -266,6 +247,7 @@ def test_models_and_hooks_that_cannot_be_taken_are_named():
     assert lamina.torch.register(DDP(before)).names == ["all.0"]
     two.all[1] = nn.Parameter(torch.zeros(4, device="meta"))
     state = bind(nn.Linear(2, 2))
+
     def hooked(state, model):
         ddp = DDP(model)
         ddp.register_comm_hook(state, lamina.torch.hook)
@@ -289,7 +271,11 @@ def test_models_and_hooks_that_cannot_be_taken_are_named():
         (RuntimeError, r"a parameter of shape \[5(, 4)?\] is in a bucket and was not in the model",
          lambda: hooked(lamina.torch.LayerDropping().bind(nn.Linear(4, 4)), nn.Linear(4, 5))),
         (RuntimeError, "register_comm_hook", lambda: lamina.torch.register(registered)),
-        (TypeError, "optimize_ddp", lambda: lamina.torch.hook(lamina.torch.LayerDropping(), (1, 2))))
+        (TypeError, "optimize_ddp", lambda: lamina.torch.hook(lamina.torch.LayerDropping(), (1, 2))),
+        (ValueError, "overlap=True needs every parameter in every step.*find_unused_parameters=True",
+         lambda: models.dropping(models.small(), {"find_unused_parameters": True}, overlap=True)),
+        (ValueError, "static_graph=True", lambda: models.dropping(models.small(), {"static_graph": True}, overlap=True)),
+        (TypeError, "overlap=True needs the DDP object itself.*got Weights", lambda: bind(models.Weights(*SHAPES), overlap=True)))
 
 
 def sharded():
@@ -299,16 +285,14 @@ def sharded():
         def __init__(self):
             nn.Module.__init__(self)
 
-    with pytest.raises(TypeError, match="sharded by FSDP"):
-        lamina.torch.register(Sharded())
-    with pytest.raises(TypeError, match="sharded by FSDP"):
-        lamina.torch.LayerDropping().bind(nn.Sequential(Sharded()))
+    ranks.refused((TypeError, "sharded by FSDP", lambda: lamina.torch.register(Sharded())),
+                  (TypeError, "sharded by FSDP", lambda: lamina.torch.LayerDropping().bind(nn.Sequential(Sharded()))))
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:
         return  # FSDP2 came with PyTorch 2.6
-    with pytest.raises(TypeError, match="sharded by FSDP"):
-        lamina.torch.register(fully_shard(nn.Linear(4, 4), mesh=torch.distributed.init_device_mesh("cpu", (1,))))
+    model = fully_shard(nn.Linear(4, 4), mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+    ranks.refused((TypeError, "sharded by FSDP", lambda: lamina.torch.register(model)))
 
 
 def test_fsdp_is_refused_with_the_reason():
@@ -343,14 +327,6 @@ def by_rank(*expected):
     return list(expected) if dist.get_rank() == 0 else []
 
 
-class Writer:
-    def __init__(self):
-        self.scalars = {}
-
-    def add_scalar(self, tag, value, step):
-        self.scalars[tag] = (value, step)
-
-
 @ranks.on(2)
 def test_lines_warnings_and_scalars():
     records = models.recorded()
@@ -365,11 +341,12 @@ def test_lines_warnings_and_scalars():
     models.backward(ddp, given)
     assert records[-1].levelno == logging.WARNING
     assert ("'all.1' on rank 1" if dist.get_rank() == 1 else "another rank") in models.messages(records)[-1]
-    writer = Writer()
+    writer = mock.Mock()
     state.add_scalars(writer, 7)
-    assert set(writer.scalars) == {"lamina/sent_bytes_ratio", "lamina/sent_fragments", "lamina/threshold", "lamina/skipped",
-                                   *(f"lamina/seconds/{part}" for part in state.last.seconds)}
-    assert writer.scalars["lamina/skipped"] == (1, 7)
+    scalars = {tag: (value, step) for (tag, value, step), _ in writer.add_scalar.call_args_list}
+    assert set(scalars) == {"lamina/sent_bytes_ratio", "lamina/sent_fragments", "lamina/threshold", "lamina/skipped",
+                            *(f"lamina/seconds/{part}" for part in state.last.seconds)}
+    assert scalars["lamina/skipped"] == (1, 7)
 
 
 @ranks.on(2)
@@ -400,22 +377,21 @@ def test_a_layer_that_is_large_beside_the_share_to_send_is_told_of_once():
         models.dropping(model, **options)
         return [record.getMessage() for record in records if record.levelno == logging.WARNING]
 
-    uneven = lambda: models.Weights((8193,), (1807,))  # 82 and 18 % of the elements
-    whole = warnings(uneven(), drop_ratio=0.8)
-    assert whole == by_rank("layer 'all.0' has 82 % of the elements and goes out whole or not at all, where 20 % of them are to go out in a "
-                            "step; fragment_elements=4096 decides it in smaller fragments")
-    assert warnings(uneven(), drop_ratio=0.75) == []  # four times the share
-    assert warnings(uneven(), send_budget=0.25) == [] and len(warnings(uneven(), send_budget=0.2)) == len(by_rank(0))
-    fragments = warnings(uneven(), drop_ratio=0.9, fragment_elements=8192)
-    assert [line.split(" and goes")[0] for line in fragments] == by_rank("a fragment of 'all.0' has 82 % of the elements")
-    assert warnings(uneven(), drop_ratio=0.99, fragment_elements=4096) == []  # there is no smaller one
-    assert warnings(models.Weights((4096,), (1,)), drop_ratio=0.99) == []
-    large = warnings(models.Weights((200_000,), (461_000,)), drop_ratio=0.9)  # 66,100 elements are to go out
-    assert [line.split("; ")[1] for line in large] == by_rank("fragment_elements=65536 decides it in smaller fragments")
-    assert warnings(models.Weights((4,), (5_000,), (5_000,), (5_000,)), drop_ratio=0.9) == []
-    assert warnings(models.Weights((4097,), (1,)), drop_ratio=0) == []
+    uneven = (8193,), (1807,)  # 82 and 18 % of the elements
+    for shapes, options, expected in (
+            (uneven, {"drop_ratio": 0.8}, "layer 'all.0' has 82 % of the elements and goes out whole or not at all, where 20 % of them are to go out "
+                                          "in a step; fragment_elements=4096 decides it in smaller fragments"),
+            (uneven, {"drop_ratio": 0.75}, None),  # four times the share
+            (uneven, {"send_budget": 0.25}, None), (uneven, {"send_budget": 0.2}, "layer 'all.0' has 82 %"),
+            (uneven, {"drop_ratio": 0.9, "fragment_elements": 8192}, "a fragment of 'all.0' has 82 % of the elements and goes"),
+            (uneven, {"drop_ratio": 0.99, "fragment_elements": 4096}, None),  # there is no smaller one
+            ([(200_000,), (461_000,)], {"drop_ratio": 0.9}, "; fragment_elements=65536 decides it"),  # 66,100 elements are to go out
+            ([(4,), (5_000,), (5_000,), (5_000,)], {"drop_ratio": 0.9}, None),
+            ([(4096,), (1,)], {"drop_ratio": 0.99}, None), ([(4097,), (1,)], {"drop_ratio": 0}, None)):
+        found = warnings(models.Weights(*shapes), **options)
+        assert len(found) == len(by_rank(expected) if expected else []) and all(expected in line for line in found), found
     records = models.recorded()
-    lamina.torch.LocalUpdates(torch.optim.SGD(uneven().parameters(), 0.1), send_budget=0.2)
+    lamina.torch.LocalUpdates(torch.optim.SGD(models.Weights(*uneven).parameters(), 0.1), send_budget=0.2)
     assert [record.getMessage().split(" has")[0] for record in records] == by_rank("layer 'group 0, parameter 0'")
 
 
@@ -446,18 +422,16 @@ def held():
         for parameter in model.parameters():
             parameter.fill_(1)
 
+    def values():
+        return {name: [parameter.detach().clone(), *(torch.as_tensor(moment).clone() for moment in optimizer.state[parameter].values())]
+                for name, parameter in zip(state.names, model.all)}
+
     def step(number):
         models.backward(ddp, models.whole_numbers(SHAPES, number, dist.get_rank()))
-        before = {name: parameter.clone() for name, parameter in zip(state.names, model.all)}
-        moments = {name: {key: torch.as_tensor(value).clone() for key, value in optimizer.state[parameter].items()}
-                   for name, parameter in zip(state.names, model.all)}
-        waits = state.held_parameters()
+        before, waits = values(), state.held_parameters()
         optimizer.step()
-        moved = {name for name, parameter in zip(state.names, model.all) if not torch.equal(parameter, before[name])}
-        touched = {name for name, parameter in zip(state.names, model.all)
-                   if any(not torch.equal(torch.as_tensor(value), moments[name].get(key, torch.tensor(float("nan"))))
-                          for key, value in optimizer.state[parameter].items())}
-        return waits, moved, touched
+        is_same = {name: list(map(torch.equal, after, before[name])) for name, after in values().items()}
+        return waits, {name for name, same in is_same.items() if not same[0]}, {name for name, same in is_same.items() if not all(same[1:])}
 
     everything = set(state.names)
     waits, moved, _ = step(2)

@@ -40,9 +40,7 @@ class Runs:
         return [*added, *map(str, options)]
 
     def run(self, workers, *options):
-        return subprocess.run(
-            self.command(workers, *options), capture_output=True, text=True, timeout=LONGEST
-        )
+        return subprocess.run(self.command(workers, *options), capture_output=True, text=True, timeout=LONGEST)
 
     def checksums(self, workers, *options):
         """Of the parameters at the end of each run. The program has compared the replicas."""
@@ -58,17 +56,15 @@ class Runs:
         assert sentence in done.stderr, f"{sentence!r} is not in {done.stderr!r}"
 
     def start(self, workers, *options):
-        """Starts a run that does not end by itself, and returns when it has done a step."""
-        command = self.command(workers, "--steps", 100_000, "--runs", "0.95", *options)
-        started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        wait_for_step(started)
-        return started
+        return start(self.command(workers, "--runs", "0.95", *options))
 
 
-def wait_for_step(started):
+def start(command, **options):
+    """Starts a run that does not end by itself, and returns when it has done a step."""
+    started = subprocess.Popen([*command, "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
     for line in started.stdout:
         if re.match(r" +2/", line):
-            return
+            return started
     raise AssertionError("the run ended before its second step: " + started.stderr.read())
 
 
@@ -208,23 +204,19 @@ def ended(runs):
     environment = {**os.environ, "PATH": f"{tree / 'bin'}:{os.environ['PATH']}"}
     run = [tree / "examples" / "resnet50_ps" / "run", *runs.with_usual("--runs", "0.95")]
 
-    started = subprocess.Popen(
-        [*run, "--steps", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    wait_for_step(started)
+    started = start(run, env=environment)
     assert len(ranks_of(program)) == 3
     started.send_signal(signal.SIGTERM)
     assert started.wait(30) == 143
     assert not ranks_of(program)
 
-    options = ["--steps", "2", "--workers", "1"]
-    done = subprocess.run([*run, *options], capture_output=True, text=True, env=environment, timeout=LONGEST)
+    done = subprocess.run([*run, "--steps", "2", "--workers", "1"], capture_output=True, text=True, env=environment, timeout=LONGEST)
     assert done.returncode == 0, done.stderr
     output = Path(re.search(r"^metrics: (.*)$", done.stdout, re.MULTILINE)[1])
     assert len(metrics(output / "R-0.95")) == 2
-    help_text = subprocess.run([*run, "--help"], capture_output=True, text=True, check=True).stdout
-    from_program = subprocess.run(runs.command(1, "--help"), capture_output=True, text=True, check=True).stdout
-    assert help_text == from_program
+    help_texts = [subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                  for command in ([*run, "--help"], runs.command(1, "--help"))]
+    assert help_texts[0] == help_texts[1]
 
 
 # --- refusals

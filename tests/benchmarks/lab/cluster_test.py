@@ -8,11 +8,6 @@ import subprocess
 from here import cluster, require, skip_without_clusters
 
 
-def is_gone() -> bool:
-    namespaces = cluster.sh("ip", "netns", "list")
-    return cluster.SWITCH not in namespaces and cluster.PREFIX not in namespaces
-
-
 def ranks_stand_on_their_machines() -> None:
     with cluster.Cluster(3, 1e8) as machines:
         said = machines.mpirun([0, 1, 1, 2], ["sh", "-c", "echo $OMPI_COMM_WORLD_RANK $(hostname)"], 60).stdout
@@ -21,7 +16,8 @@ def ranks_stand_on_their_machines() -> None:
             for namespace, device in ((f"{cluster.PREFIX}{machine}", "eth0"), (cluster.SWITCH, machines.port(machine))):
                 limit = cluster.sh("tc", "-n", namespace, "qdisc", "show", "dev", device)
                 require("tbf" in limit and "rate 100Mbit" in limit, f"no limit both ways: {limit}")
-    require(is_gone(), "a cluster was left behind")
+    namespaces = cluster.sh("ip", "netns", "list")
+    require(cluster.SWITCH not in namespaces and cluster.PREFIX not in namespaces, "a cluster was left behind")
 
 
 def received(machine: int) -> dict:
@@ -56,10 +52,6 @@ def links_count_headers_of_packets_that_a_card_makes() -> None:
         require((mean > 2 * packet) == offload, f"offload {offload}: {mean:.0f} bytes at once")
 
 
-def main() -> None:
-    skip_without_clusters()
-    ranks_stand_on_their_machines()
-    links_count_headers_of_packets_that_a_card_makes()
-
-
-main()
+skip_without_clusters()
+ranks_stand_on_their_machines()
+links_count_headers_of_packets_that_a_card_makes()

@@ -78,28 +78,19 @@ def accounts() -> None:
         require((pace.due > begun) is comes_on_top, f"a share of {share} s: due {pace.due - begun} s later")
 
 
-def run_of(directory: pathlib.Path, *options: str) -> dict:
+def runs(directory: pathlib.Path) -> None:
     output = directory / "steps.json"
-    program = [sys.executable, str(LAB / "ddp.py"), *options, "--model", str(directory / "model"), "--replay", str(directory),
+    program = [sys.executable, str(LAB / "ddp.py"), "--hook", "powersgd", "--model", str(directory / "model"), "--replay", str(directory),
                "--compute-seconds", "0.01", "--warm-up", "3", "--steps", "2", "--interface", "lo", "--output", str(output)]
     torch_ranks.run(2, "127.0.0.1", "lo", lambda _: program, 300)
-    return json.loads(output.read_text())
-
-
-def runs(directory: pathlib.Path) -> None:
-    found = run_of(directory, "--hook", "powersgd")
+    found = json.loads(output.read_text())
     require(found["torch"] == torch.__version__ and len(found["steps"]) == 2, f"{found}")
     for step in found["steps"]:
         require(step["total_seconds"] > step["exposed_seconds"] >= 0 and step["sent_bytes"] > 0, f"{step}")
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        directory = pathlib.Path(name)
-        write_recording(directory)
-        accounts()
-        order_and_values(directory)
-        runs(directory)
-
-
-main()
+with tempfile.TemporaryDirectory() as name:
+    write_recording(pathlib.Path(name))
+    accounts()
+    order_and_values(pathlib.Path(name))
+    runs(pathlib.Path(name))

@@ -75,7 +75,6 @@ TEST_CASE(
   torch::manual_seed(3);
   replica local(make_network("resnet50", 1000), 0);
   require_layers_of(local, "resnet50.txt");
-  REQUIRE(local.model().elements() == 25'557'032);
   for (const auto& item : local.network().ptr()->named_modules()) {
     if (item.key() == "layer2.0.conv1" || item.key() == "layer4.0.conv1")
       REQUIRE(item.value()->as<torch::nn::Conv2dImpl>()->options.stride()->at(0) == 2);
@@ -89,7 +88,6 @@ TEST_CASE("networks: VGG-16 has the layers of benchmarks/models/vgg16.txt, and g
   torch::manual_seed(3);
   replica local(make_network("vgg16", 1000), 0);
   require_layers_of(local, "vgg16.txt");
-  REQUIRE(local.model().elements() == 138'357'544);
   require_to_learn(local, 32, 0.03F, 1);
 }
 

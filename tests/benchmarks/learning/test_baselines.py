@@ -15,33 +15,18 @@ from rows import parsed
 from toy import Toy
 
 RATE = 0.5
+MIXED = {"a": (8, 8), "b": (65, 2), "c": (70,), "d": (6, 11)}  # three matrices, and a vector that is sent whole
+MATRICES = {"matrix": (15, 20), "vector": (30,)}
+DECAYED = {"clip": 20.0, "is_decayed": lambda layer: layer in "bd"}
+LAYERS = [(0, 64, 6), (64, 130, 13), (194, 70, 70), (264, 66, 7)]  # of MIXED: where they begin, elements, and a tenth of them or all
 
 
-class Mixed(Toy):
-    """Three matrices, and a vector that is sent whole."""
-
-    def shapes(self):
-        return {"a": (8, 8), "b": (65, 2), "c": (70,), "d": (6, 11)}
-
-
-class Matrices(Toy):
-    def shapes(self):
-        return {"matrix": (15, 20), "vector": (30,)}
-
-
-class Decayed(Toy):
-    clip = 20.0
-
-    def is_decayed(self, layer):
-        return layer in "bd"
-
-
-LAYERS = [(0, 64, 6), (64, 130, 13), (194, 70, 70), (264, 66, 7)]  # of Mixed: where they begin, elements, and a tenth of them or all
-
-
-def made(text, task=Toy):
+def made(text, shapes=None, **attributes):
+    """A scheme on the toy, which may have layers and attributes in place of its own."""
     row = parsed(f"workers=4 steps=9 optimizer=sgd {text}")
-    return schemes.SCHEMES[row.scheme](task(row), row)
+    task = Toy(row)
+    vars(task).update(attributes, **({"shapes": lambda: shapes} if shapes else {}))
+    return schemes.SCHEMES[row.scheme](task, row)
 
 
 def distinct(scheme):
@@ -55,7 +40,7 @@ def place_bytes(size, count):
 
 
 def power(text):
-    return made(f"scheme=powersgd steps=40 {text}", Matrices)
+    return made(f"scheme=powersgd steps=40 {text}", MATRICES)
 
 
 def test_powersgd_restores_gradients_of_its_rank_and_keeps_the_rest():
@@ -96,10 +81,8 @@ def test_powersgd_goes_on_from_its_last_step():
 
 
 def test_powersgd_takes_a_convolution_as_the_matrix_of_its_outputs_and_may_begin_dense():
-    row = parsed("workers=4 steps=5 optimizer=sgd scheme=powersgd rank=2 dense_steps=2")
-    convolution = Matrices(row)
-    convolution.shapes = lambda: {"convolution": (15, 5, 2, 2), "vector": (30,)}
-    flat, deep = (schemes.SCHEMES["powersgd"](of, row) for of in (Matrices(row), convolution))
+    flat, deep = (made("steps=5 scheme=powersgd rank=2 dense_steps=2", shapes)
+                  for shapes in (MATRICES, {"convolution": (15, 5, 2, 2), "vector": (30,)}))
     for step in range(1, 6):
         result = flat.step(step, 1.0)
         assert result == deep.step(step, 1.0)
@@ -184,18 +167,10 @@ def test_sparseloco_may_have_its_reply_rounded():
 
 
 def test_sparseloco_cuts_chunks_of_4096_and_sends_in_the_last_step():
-    class Long(Toy):
-        def __init__(self, row):
-            super().__init__(row)
-            generator = torch.Generator().manual_seed(1)
-            self.begin, self.drawn = torch.zeros(4100), 1 + torch.rand(row.steps, row.workers, 4100, generator=generator)
-
-        def shapes(self):
-            return {"a": (4100,)}
-
-    scheme = made("scheme=sparseloco interval=1 top=3 outer_rate=1", Long)
+    drawn = 1 + torch.rand(9, 4, 4100, generator=torch.Generator().manual_seed(1))
+    scheme = made("scheme=sparseloco interval=1 top=3 outer_rate=1", {"a": (4100,)}, begin=torch.zeros(4100), drawn=drawn)
     scheme.step(1, 1.0)
-    sent = scheme.task.drawn[0] - scheme.left / 0.95
+    sent = drawn[0] - scheme.left / 0.95
     assert ((sent[:, :4096].abs() > 0.5).sum(1) == 3).all() and ((sent[:, 4096:].abs() > 0.5).sum(1) == 3).all()
     scheme = made("scheme=sparseloco interval=5 top=8")
     assert [step for step in range(1, 10) if scheme.step(step, RATE).up_bytes] == [5, 9]
@@ -203,7 +178,7 @@ def test_sparseloco_cuts_chunks_of_4096_and_sends_in_the_last_step():
 
 @pytest.mark.parametrize("text, payload", [("dgc", "as_is"), ("dgc", "int4"), ("scalecom", "as_is"), ("scalecom low_pass=0.25", "as_is")])
 def test_dgc_and_scalecom_send_the_largest_of_each_worker_or_of_one(text, payload):
-    scheme = made(f"scheme={text} share=0.1 payload={payload}", Mixed)
+    scheme = made(f"scheme={text} share=0.1 payload={payload}", MIXED)
     scheme = scheme if payload == "int4" else distinct(scheme)
     for step in range(1, 10):
         before, left = scheme.parameters().clone(), scheme.residual.clone()
@@ -226,28 +201,27 @@ def test_places_take_what_telling_them_apart_does():
     assert place_bits(8, 8) == 0 and place_bits(256, 1) == 8 and place_bits(16, 8) == math.ceil(math.log2(12870))
     values = 4 * sum(count for _, _, count in LAYERS)
     up = values + sum(place_bytes(size, count) for _, size, count in LAYERS)
-    result = made("scheme=dgc share=0.1", Mixed).step(1, 1.0)
+    result = made("scheme=dgc share=0.1", MIXED).step(1, 1.0)
     assert (result.up_bytes, result.down_bytes) == (up, 3 * (up - 4 * 70) + 4 * 70)  # the vector is summed on the way
-    result = made("scheme=scalecom share=0.1", Mixed).step(1, 1.0)
+    result = made("scheme=scalecom share=0.1", MIXED).step(1, 1.0)
     assert (result.up_bytes, result.down_bytes) == (values + math.ceil((up - values) / 4), up)
 
 
 def test_dgc_with_everything_sent_is_nesterov():
     """Decay included, which momentum would bring to 1 / (1 - 0.9) times as much."""
-    everything, dense = made("scheme=dgc share=1 correction=0.9", Mixed), made("scheme=dense optimizer=nesterov", Mixed)
+    everything, dense = made("scheme=dgc share=1 correction=0.9", MIXED), made("scheme=dense optimizer=nesterov", MIXED)
     for step in range(1, 10):
         everything.step(step, 0.01)
         dense.step(step, 0.01)
         assert torch.allclose(everything.parameters(), dense.parameters(), atol=1e-5)
-    groups = made("scheme=dgc share=1 correction=0.9", Decayed).replicas.optimizer.param_groups
-    assert [group["weight_decay"] for group in groups] == pytest.approx([0, 5e-3, 0, 5e-3])
-    groups = made("scheme=gradients correction=0.5", Decayed).replicas.optimizer.param_groups
-    assert [group["weight_decay"] for group in groups] == [0, 1e-3, 0, 1e-3]
+    for text, decay in (("scheme=dgc share=1 correction=0.9", 5e-3), ("scheme=gradients correction=0.5", 1e-3)):
+        groups = made(text, **DECAYED).replicas.optimizer.param_groups
+        assert [group["weight_decay"] for group in groups] == pytest.approx([0, decay, 0, decay])
 
 
 def test_dgc_corrects_momentum_masks_it_and_sends_fewer_and_fewer():
     """Where nothing is sent it is momentum, summed up; what is sent has none left, but for vectors, which are sent whole."""
-    scheme = made("scheme=dgc share=0.02 correction=0.5", Mixed)
+    scheme = made("scheme=dgc share=0.02 correction=0.5", MIXED)
     velocity = residual = torch.zeros(4, 330)
     is_quiet = torch.ones(4, 330, dtype=bool)
     is_matrix = torch.ones(330, dtype=bool)
@@ -262,7 +236,7 @@ def test_dgc_corrects_momentum_masks_it_and_sends_fewer_and_fewer():
         assert torch.equal(scheme.residual[is_quiet & is_matrix], residual[is_quiet & is_matrix])
         assert is_quiet[:, ~is_matrix].all() and not scheme.residual[:, ~is_matrix].any()
     assert 0.8 < is_quiet[:, is_matrix].float().mean() < 0.99
-    scheme = made("scheme=dgc share=0.01 ramp_steps=8", Mixed)
+    scheme = made("scheme=dgc share=0.01 ramp_steps=8", MIXED)
     assert [scheme.share(step) for step in range(1, 11)] == [0.25] * 2 + [0.0625] * 2 + [0.015625] * 2 + [0.01] * 4
 
 
@@ -271,13 +245,7 @@ def test_dgc_corrects_momentum_masks_it_and_sends_fewer_and_fewer():
                                         ("scheme=local traffic=2 outer_rate=1 outer_momentum=0", 6.0)])
 def test_each_worker_is_clipped(text, norm):
     """The gradient, not what comes of it."""
-    class Clipped(Toy):
-        clip = 6.0
-
-        def shapes(self):
-            return {"vector": (330,)}
-
-    scheme = made(text, Clipped)
+    scheme = made(text, {"vector": (330,)}, clip=6.0)
     begin, drawn = scheme.parameters().clone(), scheme.task.drawn[0]
     drawn[0] *= 0.01  # which is not so long
     scheme.step(1, 1.0)
@@ -300,7 +268,7 @@ def test_demo_has_the_components_of_a_cosine_transform(shape, sides):
 
 
 def test_demo_steps_by_the_sign_of_the_largest_components():
-    scheme = distinct(made("scheme=demo top=5 momentum_kept=0.5", Matrices))
+    scheme = distinct(made("scheme=demo top=5 momentum_kept=0.5", MATRICES))
     for step in range(1, 6):
         before, had = scheme.parameters().clone(), 0.5 * scheme.momentum + 0.25 * scheme.task.drawn[step - 1]
         result = scheme.step(step, 0.25)
@@ -322,11 +290,7 @@ def test_demo_steps_by_the_sign_of_the_largest_components():
 
 
 def test_demo_counts_tiles_rounds_what_it_sends_and_decays():
-    class Large(Decayed):
-        def shapes(self):
-            return {"b": (2, 97), "a": (68, 2)}
-
-    scheme = made("scheme=demo top=3 payload=bfloat16", Large)
+    scheme = made("scheme=demo top=3 payload=bfloat16", {"b": (2, 97), "a": (68, 2)}, **DECAYED)
     begin = scheme.parameters().clone()
     # 97 is prime: 97 tiles of 2; of 68 the largest part is 34, so 2 tiles of 68.
     assert scheme.bytes == 2 * (97 * 2 + 2 * 3) + math.ceil(2 * 16 / 8)
@@ -338,7 +302,7 @@ def test_demo_counts_tiles_rounds_what_it_sends_and_decays():
 
 
 def test_one_bit_adam_is_adamw_while_it_is_dense():
-    one_bit, dense = made("scheme=onebit dense_steps=9", Decayed), made("scheme=dense optimizer=adamw", Decayed)
+    one_bit, dense = made("scheme=onebit dense_steps=9", **DECAYED), made("scheme=dense optimizer=adamw", **DECAYED)
     for step in range(1, 10):
         assert one_bit.step(step, 0.01) == dense.step(step, 0.01)
         assert torch.allclose(one_bit.parameters(), dense.parameters(), atol=1e-5)

@@ -19,7 +19,11 @@ import ranks  # noqa: E402
 RATE = 0.5
 
 
-def as_the_study(text):
+@pytest.mark.parametrize("text", [
+    "traffic=0.4", "traffic=0.2 age_power=1 payload=int4", "traffic=0.25 age_power=1 payload=int8 delay=1", "traffic=0.2 payload=int4 delay=3",
+    "traffic=0.125 age_power=1 payload=ternary error_feedback=1 delay=1", "traffic=0.3 payload=bfloat16 delay=5"])
+@ranks.on(4)
+def test_local_updates_are_those_of_the_study(text):
     """What all ranks share is what one server would make of what all send."""
     row = parsed(f"scheme=local workers=4 steps=24 optimizer=sgd outer_rate=0.5 outer_momentum=0.5 {text}")
     scheme, rank = Local(Toy(row), row), dist.get_rank()
@@ -45,10 +49,3 @@ def as_the_study(text):
         for what, found, expected in (("own", own, scheme.replicas.y[rank]), ("shared", shared, scheme.shared)):
             assert torch.equal(found, expected), (what, step)
     assert 0 < sent < row.steps * len(shapes)
-
-
-@pytest.mark.parametrize("text", [
-    "traffic=0.4", "traffic=0.2 age_power=1 payload=int4", "traffic=0.25 age_power=1 payload=int8 delay=1", "traffic=0.2 payload=int4 delay=3",
-    "traffic=0.125 age_power=1 payload=ternary error_feedback=1 delay=1", "traffic=0.3 payload=bfloat16 delay=5"])
-def test_local_updates_are_those_of_the_study(text):
-    ranks.run(4, as_the_study, text)
