@@ -4,8 +4,10 @@
 
 #include <turbojpeg.h>
 
+#include <array>
 #include <fstream>
 #include <set>
+#include <span>
 
 #include "catch.hpp"
 #include "temporary_directory.hpp"
@@ -14,10 +16,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void write(const fs::path& path, const void* bytes, std::size_t count) {
+void write(const fs::path& path, std::span<const unsigned char> bytes) {
   fs::create_directories(path.parent_path());
-  std::ofstream(path, std::ios::binary)
-      .write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
+  std::ranges::copy(bytes, std::ostreambuf_iterator<char>(std::ofstream(path, std::ios::binary).rdbuf()));
 }
 
 // A CIFAR-10 image of one colour in each plane.
@@ -40,7 +41,7 @@ void write_jpeg(const fs::path& path, int red, int green, int blue) {
   tjhandle handle = tjInitCompress();
   REQUIRE(tjCompress2(handle, pixels.data(), width, 0, height, TJPF_RGB, &jpeg, &bytes, TJSAMP_444, 95, 0) ==
           0);
-  write(path, jpeg, bytes);
+  write(path, {jpeg, bytes});
   tjFree(jpeg);
   tjDestroy(handle);
 }
@@ -49,12 +50,9 @@ void write_jpeg(const fs::path& path, int red, int green, int blue) {
 
 TEST_CASE("resnet50_ps: CIFAR-10 is read as it is written") {
   const temporary_directory directory;
-  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin"}) {
-    const auto bytes = record(3, 255, 0, 128);
-    write(directory.path() / name, bytes.data(), bytes.size());
-  }
-  const auto bytes = record(7, 0, 255, 51);
-  write(directory.path() / "test_batch.bin", bytes.data(), bytes.size());
+  for (const char* name : {"data_batch_1.bin", "data_batch_2.bin"})
+    write(directory.path() / name, record(3, 255, 0, 128));
+  write(directory.path() / "test_batch.bin", record(7, 0, 255, 51));
   const data_sets sets = open_data("cifar10:" + directory.path().string(), 0, 1);
   REQUIRE(sets.train->size() == 2);
   REQUIRE(sets.test->size() == 1);
@@ -79,7 +77,7 @@ TEST_CASE("resnet50_ps: an image folder has a class for each directory") {
     write_jpeg(directory.path() / part / "blue" / "1.jpg", 0, 0, 255);
     write_jpeg(directory.path() / part / "red" / "1.JPG", 255, 0, 0);
     write_jpeg(directory.path() / part / "red" / "2.jpeg", 250, 5, 0);
-    write(directory.path() / part / "red" / "notes.txt", "no image", 8);
+    write(directory.path() / part / "red" / "notes.txt", std::array<unsigned char, 2>{'n', 'o'});
   }
   const std::string source = "imagefolder:" + directory.path().string();
   const data_sets sets = open_data(source, 16, 1);
@@ -109,8 +107,7 @@ TEST_CASE("resnet50_ps: workers have disjoint batches, each epoch in another ord
     const auto more = record(i % 10, 20 * i, 20 * i, 20 * i);  // each with a sum of its own
     bytes.insert(bytes.end(), more.begin(), more.end());
   }
-  for (const char* name : {"data_batch_1.bin", "test_batch.bin"})
-    write(directory.path() / name, bytes.data(), bytes.size());
+  for (const char* name : {"data_batch_1.bin", "test_batch.bin"}) write(directory.path() / name, bytes);
   const data_sets sets = open_data("cifar10:" + directory.path().string(), 0, 1);
   const auto epoch = [&](std::uint64_t first_step) {
     std::vector<float> shown;  // by their brightness
