@@ -142,14 +142,15 @@ def main() -> None:
     prepare(faults)
     build(given.options)
     programs = commands()
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        notices = list(pool.map(lambda number: noticed_by(number, programs), range(1, len(faults) + 1)))
-    rows = ["\t".join([each["header"], str(each["line"]), each["code"], each["fault"], who]) for each, who in zip(faults, notices)]
-    given.record.write_text("\n".join(rows) + "\n")
-    for row, who in zip(rows, notices):
-        if not who:
-            print(row)
-    print(f"{sum(map(bool, notices))} of {len(faults)} faults were noticed")
+    noticed = 0
+    with given.record.open("w") as record, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for each, who in zip(faults, pool.map(lambda number: noticed_by(number, programs), range(1, len(faults) + 1))):
+            row = "\t".join([each["header"], str(each["line"]), each["code"], each["fault"], who])
+            print(row, file=record, flush=True)
+            noticed += bool(who)
+            if not who:
+                print(row, flush=True)
+    print(f"{noticed} of {len(faults)} faults were noticed")
 
 
 main()
