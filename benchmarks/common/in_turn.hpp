@@ -8,13 +8,17 @@
 #include <limits>
 #include <vector>
 
+#include "limits.hpp"
+
 /// Memory that the caches do not hold when it is its turn, as in training, where much else comes in between.
 namespace lamina_benchmark {
 
-/// Of the machine; 64 MiB where it is not known.
+/// Of the machine; 64 MiB where it is not known, and at most so much where only what takes seconds is wanted.
 inline std::size_t last_level_cache_bytes() {
+  const std::size_t usual = std::size_t{64} << 20U;
   const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);
-  return found > 0 ? static_cast<std::size_t>(found) : std::size_t{64} << 20U;
+  if (found <= 0) return usual;
+  return is_quick() ? std::min(usual, static_cast<std::size_t>(found)) : static_cast<std::size_t>(found);
 }
 
 /// Counts sets of memory that are used in turn until they are so many that the last-level cache has none of one when its turn

@@ -68,10 +68,11 @@ def emulated(built):
     emulator = pathlib.Path(given) if given else ROOT.parent / "shared/cuda-emulator"
     if not (emulator / "machine.hpp").exists():
         pytest.skip("LAMINA_CUDA_EMULATOR names no emulator of CUDA")
-    to = BUILD / "emulated"
-    run(emulator / "build", to)
+    to = ROOT / "build/cuda-emulator"  # that of tests/cuda/emulated/run
+    to.mkdir(exist_ok=True)
+    run("flock", to / "lock", emulator / "build", to)
     run("g++", "-shared", "-Wl,-Bsymbolic", BUILD / "CMakeFiles/_cuda.dir/src/cuda.cu.o", next(BUILD.glob("libnanobind-static*.a")),
-        *to.glob("*.o"), "-o", to / "_cuda.so")
+        *to.glob("*.o"), "-o", BUILD / "emulated.so")
 
 
 def test_it_says_by_name_that_there_is_no_device(cuda):
@@ -94,8 +95,8 @@ class Worker:
     call, and back after it."""
 
     def __init__(self, shapes, **options):
-        self._runtime = ctypes.CDLL(str(BUILD / "emulated/_cuda.so"))
-        self._real = imported(BUILD / "emulated/_cuda.so").Worker(shapes, **options)
+        self._runtime = ctypes.CDLL(str(BUILD / "emulated.so"))
+        self._real = imported(BUILD / "emulated.so").Worker(shapes, **options)
 
     def __getattr__(self, name):  # of calls that take no address
         return getattr(self._real, name)

@@ -139,6 +139,16 @@ TEST_CASE("packet_socket: a packet beyond the MTU ends it, and both are named") 
                                       Contains("set an mtu"));
 }
 
+TEST_CASE("packet_socket: the network may not cut packets into fragments") {
+  const udp::packet_socket four(loopback()), six(loopback("::1"));
+  int found = 0;
+  socklen_t size = sizeof found;
+  REQUIRE(getsockopt(four.descriptor_number(), IPPROTO_IP, IP_MTU_DISCOVER, &found, &size) == 0);
+  CHECK(found == IP_PMTUDISC_DO);
+  REQUIRE(getsockopt(six.descriptor_number(), IPPROTO_IPV6, IPV6_MTU_DISCOVER, &found, &size) == 0);
+  CHECK(found == IPV6_PMTUDISC_DO);
+}
+
 TEST_CASE("packet_socket: what waits for one receiver is dropped, and the other's goes") {
   udp::packet_socket from(loopback(), {});
   udp::packet_socket first(loopback(), {});
