@@ -3,7 +3,9 @@
 test_local_device.py, against shards of another kind, and tests/benchmarks/learning/test_package.py, against a server. L6: test_local_device.py."""
 
 import copy
+import datetime
 import io
+import os
 from unittest import mock
 
 import pytest
@@ -635,6 +637,28 @@ def test_wherever_a_collective_fails(where):
     optimizer.load_state_dict(saved)
 
 
+def dying():
+    """A program of two ranks, the second of which ends with a step half sent."""
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
+    model, optimizer = wrapped_small(optimizer=torch.optim.SGD, rate=0.05, delay=2)
+    train(model, optimizer, 2)
+    if dist.get_rank() == 1:
+        optimizer.backend._send = lambda: os._exit(0)
+    train(model, optimizer, 1, 3)
+    assert len(optimizer.backend.under_way) == 2
+    for call in (optimizer.state_dict, optimizer.exchange):
+        with pytest.raises(RuntimeError):
+            call()
+        saved = optimizer.state_dict()["local_updates"]
+        assert saved["under_way"] == [] and saved["applied"] == 1
+    print("saved", flush=True)
+    os._exit(0)
+
+
+def test_a_rank_that_ends_leaves_a_state_to_save():
+    assert ranks.Program(__file__).outputs() == ["saved\n", ""]
+
+
 @pytest.mark.parametrize("delay", [0, 1, 3])
 @ranks.on(2)
 def test_one_rank_alone_that_fails_is_noticed(delay):
@@ -686,3 +710,7 @@ def test_the_hook_keeps_the_memory_into_which_it_packs():
         for _ in range(4):
             state.reduce([torch.ones_like(each) for each in model.parameters()])
     assert len(kept) == 4 and len({each.data_ptr() for each in kept}) == 1
+
+
+if __name__ == "__main__":
+    dying()

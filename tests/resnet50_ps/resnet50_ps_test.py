@@ -166,11 +166,11 @@ def killed(runs):
 def stopped(runs):
     """A worker that hangs is named, in each mode, within the timeout and some seconds."""
     for mode in [], ["--async"], ["--workers-per-node", 2]:
-        started = runs.start(3, "--timeout", 8, *mode)
+        started = runs.start(3, "--timeout", 5, *mode)
         os.kill(ranks_of(runs.program)[2], signal.SIGSTOP)
         _, error = started.communicate(timeout=90)
         assert started.returncode != 0
-        assert "worker 2 has said nothing within --timeout, 8 s" in error, (mode, error)
+        assert "worker 2 has said nothing within --timeout, 5 s" in error, (mode, error)
         assert not ranks_of(runs.program)
 
 

@@ -467,6 +467,29 @@ TEST_CASE("repair: the delivery of another reply is refused by name and changes 
   CHECK(at.reply(1).sent().sent_elements() == 0);
 }
 
+TEST_CASE("server: a worker takes the reply of the step that comes next, between steps, and no other") {
+  const lamina::layout model({{"embedding", {400, 16}}, {"head", {10}}});
+  const tensors<float> parameters = {std::vector<float>(6400, 0.5F), std::vector<float>(10, 2)};
+  lamina::server<float> server(model, {.run = 7});
+  const auto reply = server.reply(0, parameters).to_bytes();
+  tensors<float> replica = {std::vector<float>(6400), std::vector<float>(10)};
+  const tensors<float> before = replica;
+
+  lamina::worker<float> of_another_run(model);
+  REQUIRE_THROWS_AS(of_another_run.apply(reply, replica), lamina::decode_error);
+  lamina::worker<float> worker(model, {.run = 7});
+  worker.skip_to(2);
+  REQUIRE_THROWS_AS(worker.apply(reply, replica), lamina::decode_error);
+  lamina::worker<float> in_time(model, {.run = 7});
+  {
+    auto step = in_time.begin();
+    REQUIRE_THROWS_AS(in_time.apply(reply, replica), std::logic_error);
+  }
+  REQUIRE(replica == before);
+  REQUIRE(in_time.apply(reply, replica) == model.elements());
+  REQUIRE(replica == parameters);
+}
+
 TEST_CASE("apply: what does not fit is refused before anything is written") {
   const lamina::layout model = model_of({3, 10'000, 0, 5});
   const tensors<float> parameters = {

@@ -7,7 +7,10 @@
 #include <ranges>
 #include <variant>
 
+#include "../adapt/mdspan.hpp"
 #include "catch.hpp"
+#include "lamina/adapt/mdspan.hpp"
+#include "lamina/worker.hpp"
 #include "support.hpp"
 
 namespace lamina_test::tensor_test {
@@ -187,6 +190,22 @@ TEST_CASE("view: null pointers, negative dimensions and overflow are refused") {
   CHECK(lamina::view(null, {3, 0}).empty());
   CHECK(lamina::view(&one, {largest, 2, 0}).empty());
   CHECK(lamina::view(&one, {0, largest, 2}).empty());
+}
+
+TEST_CASE("tensor: a worker takes tensors of several types in one call") {
+  const lamina::layout model = model_of({6, 4, 2, 3, 5, 1, 4});
+  lamina::worker<float> worker(model, {.drop_ratio = 0});
+  float raw[] = {1, 2, 3, 4, 5, 6};
+  const std::vector<lamina::bfloat16> half(4, lamina::bfloat16{0x3f80});  // 1
+  REQUIRE(worker.add({lamina::view(raw, {6}), half, std::array<float, 2>{7, 8}, handle{raw + 2, 3},
+                      std::optional<std::vector<float>>{}, std::vector<float>{12}, mdspan(raw, 2, 2)}));
+  const tensors<float> expected = {{1, 2, 3, 4, 5, 6}, {1, 1, 1, 1}, {7, 8}, {3, 4, 5}, {}, {12},
+                                   {1, 2, 3, 4}};
+  for (std::size_t l = 0; l < model.layers(); ++l) {
+    if (l == 4) continue;  // it has no gradient in this step
+    CHECK(same_bits(worker.residual()[l], expected[l]));
+  }
+  CHECK(worker.residual().is_clear(4));
 }
 
 }  // namespace lamina_test::tensor_test
