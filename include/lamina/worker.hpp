@@ -326,9 +326,11 @@ class worker<T, Representative>::step {
     s.require_all("commit");
     if (s.options.payload != payload_type::as_is && s.has_left == state::left::nothing && !s.is_given)
       detail::refuse<std::logic_error>("commit: nothing was written yet: call frame() or pack() first");
-    if (arrived != nullptr)
+    if (arrived != nullptr) {
       detail::check_delivery("commit", *arrived, s.decisions.sent(),
                              s.is_rounded() ? s.options.payload : payload_type::as_is);
+      if (arrived->is_complete()) arrived = nullptr;
+    }
     s.take_out(arrived);
     s.decisions.forecast(number_, s.values, s.expected);
     if (arrived != nullptr) s.expect_lost(*arrived);

@@ -32,7 +32,7 @@ std::optional<come_packet> next_packet(const raw_peer& peer, int timeout_ms) {
   std::error_code error;
   const std::span<const std::byte> come = bytes;
   come_packet read{bounded::read_packet_header(come.first(static_cast<std::size_t>(length)), error)};
-  REQUIRE(!error);
+  if (error) throw std::system_error(error);
   for (cmsghdr* each = CMSG_FIRSTHDR(&message); each != nullptr; each = CMSG_NXTHDR(&message, each)) {
     if (each->cmsg_level == IPPROTO_IP && each->cmsg_type == IP_TOS)
       std::memcpy(&read.type_of_service, CMSG_DATA(each), 1);

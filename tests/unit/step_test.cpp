@@ -91,11 +91,11 @@ TEST_CASE("step: handles and workers move, and only the last handle ends the ste
   second = std::move(other);
   CHECK_NOTHROW(each.begin());
   CHECK(residual_of(each) == std::vector<float>{1, 2});
-  const worker moved = std::move(another);
+  each = std::move(another);
   second.frame();
   second.commit();
-  CHECK(residual_of(moved) == std::vector<float>{0, 0});
-  CHECK(moved.steps() == 1);
+  CHECK(residual_of(each) == std::vector<float>{0, 0});
+  CHECK(each.steps() == 1);
 }
 
 TEST_CASE("step: after commit what was sent can be read until the next step, and nothing be done") {
