@@ -91,7 +91,7 @@ TEST_CASE("step: handles and workers move, and only the last handle ends the ste
   second = std::move(other);
   CHECK_NOTHROW(each.begin());
   CHECK(residual_of(each) == std::vector<float>{1, 2});
-  each = std::move(another);
+  each = worker(std::move(another));
   second.frame();
   second.commit();
   CHECK(residual_of(each) == std::vector<float>{0, 0});
